@@ -1,3 +1,36 @@
-"""fedhyper: learning rates for federated learning, set while training runs."""
+"""fedhyper: learning rates for federated learning, set while training runs, by hypergradient descent.
+
+This package's top level needs nothing but the standard library. ``fedhyper.client`` needs torch, ``fedhyper.sim`` and
+the ``fedhyper`` command the ``[sim]`` extra, ``fedhyper.flower`` the ``[flower]`` extra.
+"""
+
+from fedhyper.baselines import Constant, Decay, FedExP
+from fedhyper.guard import LossGuard
+from fedhyper.plans import Auto, Pair, PlanState, auto
+from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler
+from fedhyper.server import Adagrad, Adam, Average, Momentum, Yogi
+from fedhyper.theory import theorem1
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Adagrad",
+    "Adam",
+    "Auto",
+    "Average",
+    "Constant",
+    "Decay",
+    "FedExP",
+    "FedHyperCL",
+    "FedHyperG",
+    "FedHyperSL",
+    "LRState",
+    "LossGuard",
+    "Momentum",
+    "Pair",
+    "PlanState",
+    "Scheduler",
+    "Yogi",
+    "auto",
+    "theorem1",
+]

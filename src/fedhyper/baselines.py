@@ -1,0 +1,82 @@
+"""The rates we compare with: constant, decayed once a round, and FedExP. Same shape as the rules in ``schedulers``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedhyper.arrays import Array, inner, is_number
+from fedhyper.guard import clamp
+from fedhyper.schedulers import LRState
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """lr_t = lr: plain FedAvg, for either rate."""
+
+    lr: float = 1.0
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_positive("lr", self.lr)
+
+    def init(self) -> LRState:
+        """The rate."""
+        return LRState(self.lr)
+
+    def update(self, state: LRState) -> LRState:
+        """The same rate again."""
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decay:
+    """lr_t = lr · factor^t, t the round counted from 0: the paper's Decay-G and Decay-SL with factor 0.995."""
+
+    lr: float = 1.0
+    factor: float = 0.995
+    requires: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_positive("lr", self.lr)
+        if not (is_number(self.factor) and 0 < self.factor <= 1):
+            raise ValueError(f"factor must be in (0, 1], got {self.factor!r}; 1 holds the rate still")
+
+    def init(self) -> LRState:
+        """Round 0; ``before`` counts the updates, since nothing else has to be remembered."""
+        return LRState(self.lr)
+
+    def update(self, state: LRState) -> LRState:
+        """The first update is neutral like every rule's: round 0 uses the initial rate."""
+        return LRState(self.lr * self.factor**state.before, state.before + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedExP:
+    """α_t = max(1, mean_m |Δ_m|² / (2 (|Δ|² + ε))): Jhunjhunwala et al., ICLR 2023.
+
+    ``update(state, delta, sq_norm)`` takes the *mean* of the clients' squared norms, a scalar that can ride along in a
+    secure sum; from the aggregate alone it would be ½ and the rule FedAvg. Their evaluation uses the mean of the last
+    two iterates; that is the caller's part. There is no initial rate: the floor is 1, as published.
+    """
+
+    epsilon: float = 1e-3
+    requires: ClassVar[tuple[str, ...]] = ("delta", "sq_norm")
+
+    def __post_init__(self) -> None:
+        _check_positive("epsilon", self.epsilon)
+
+    def init(self) -> LRState:
+        """1, the floor."""
+        return LRState(1.0)
+
+    def update(self, state: LRState, delta: Array, sq_norm: float) -> LRState:
+        """The rate for this round's ``delta``; nothing is remembered."""
+        rate = sq_norm / (2 * (inner(delta, delta) + self.epsilon))
+        return LRState(clamp(float(rate), 1.0, math.inf, keep=state.lr))

@@ -1,0 +1,111 @@
+"""Both rates of a run together: what the server decides each round, in the simulator and in Flower alike.
+
+    state = plan.init()                                          local_lr goes to the clients
+    state = plan.update(state, delta, loss=..., sq_norm=...)     after they answered
+    w = good if state.rollback else w − state.global_lr · direction(delta)
+
+``delta`` is the aggregate; ``loss`` the mean over clients of their first batch's loss, at the weights they were sent;
+``sq_norm`` the mean of |Δ_m|². All three survive secure aggregation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from fedhyper.arrays import Array
+from fedhyper.baselines import Constant
+from fedhyper.guard import LossGuard, clamp
+from fedhyper.schedulers import FedHyperSL, LRState, Rule
+
+
+class PlanState(NamedTuple):
+    """The two rates, whether to return to the last good weights, and the states underneath."""
+
+    global_lr: float
+    local_lr: float
+    rollback: bool
+    hypergrad: float
+    parts: tuple[Any, ...]
+
+
+class Plan(Protocol):
+    """What decides both rates of a round."""
+
+    def init(self) -> PlanState:
+        """The rates before the first round."""
+
+    def update(self, state: PlanState, delta: Array, *, loss: float = ..., sq_norm: float = ...) -> PlanState:
+        """``global_lr`` is for this round's delta, ``local_lr`` for the clients' next round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One rule for the global rate and one for the local rate: FedAvg, G, SL, G+SL, FedExP, the decays."""
+
+    global_rule: Rule = field(default_factory=Constant)
+    local_rule: Rule = field(default_factory=lambda: Constant(lr=0.01))
+
+    def init(self) -> PlanState:
+        """The local rule runs a round ahead, its rate being for the next one: its first, neutral update is spent."""
+        local = self.local_rule.update(self.local_rule.init(), *[0.0 for _ in self.local_rule.requires])
+        return self._state(self.global_rule.init(), local)
+
+    def update(self, state: PlanState, delta: Array, *, loss: float = math.nan, sq_norm: float = math.nan) -> PlanState:
+        """Show both rules what they ask for."""
+        seen = {"delta": delta, "loss": loss, "sq_norm": sq_norm}
+        parts = [
+            rule.update(part, *[seen[name] for name in rule.requires])
+            for rule, part in zip((self.global_rule, self.local_rule), state.parts, strict=True)
+        ]
+        return self._state(*parts)
+
+    def _state(self, glob: LRState, local: LRState) -> PlanState:
+        hypergrad = glob.hypergrad if "delta" in self.global_rule.requires else local.hypergrad
+        return PlanState(glob.lr, local.lr, False, hypergrad, (glob, local))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """Learning-rate-free: FedHyper-SL with the cosine in log space, wide bounds, and the loss guard.
+
+        β_t+1 = β_t · exp(κ cos(Δ_t, Δ_t-1)),   or β_t / retreat and back to the last good weights
+
+    Only the product of the two rates moves the model while steps are small, so the budget is one: it starts as
+    global_lr · local_lr, is spent on the local rate, and the global rate is 1.
+    """
+
+    local_lr: float = 0.01
+    global_lr: float = 1.0
+    hyper_lr: float = 0.6
+    bound: float = 1e4
+    retreat: float = 4.0
+    guard: LossGuard = field(default_factory=LossGuard)
+
+    @property
+    def rule(self) -> FedHyperSL:
+        """The rule underneath."""
+        lr = self.local_lr * self.global_lr
+        return FedHyperSL(lr=lr, bound=self.bound, hypergrad="cosine", apply="log", hyper_lr=self.hyper_lr)
+
+    def init(self) -> PlanState:
+        """The whole budget as the local rate."""
+        local = self.rule.init()
+        return PlanState(1.0, local.lr, False, 0.0, (local, self.guard.init()))
+
+    def update(self, state: PlanState, delta: Array, *, loss: float = math.nan, sq_norm: float = math.nan) -> PlanState:
+        """Follow the cosine; when the guard says so, retreat instead."""
+        local, seen = state.parts
+        seen = self.guard.update(seen, loss)
+        if seen.rollback:  # the direction that led here is no longer one to agree with
+            rule = self.rule
+            local = LRState(clamp(local.lr / self.retreat, *rule.range, keep=local.lr))
+        else:
+            local = self.rule.update(local, delta)
+        return PlanState(1.0, local.lr, seen.rollback, local.hypergrad, (local, seen))
+
+
+def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:
+    """The plan to use when you do not know the rates: it starts from these and finds its own."""
+    return Auto(local_lr=local_lr, global_lr=global_lr)

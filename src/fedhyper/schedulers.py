@@ -1,0 +1,226 @@
+"""The three schedulers of FedHyper (ICLR 2024): a rate grows while consecutive steps agree, else it shrinks.
+
+    FedHyper-G    α_t   = clip(α_t-1 + <Δ_t, Δ_t-1>)                          global rate, on the server, once a round
+    FedHyper-SL   β_t+1 = clip(β_t   + <Δ_t, Δ_t-1>)                          everyone's local rate, on the server
+    FedHyper-CL   β_k   = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K)       one client's local rate, every local step
+
+Δ = before − after, averaged over clients, so it points like a gradient. Rates have no unit: weights move by rate × Δ.
+Settings are frozen, the state is a NamedTuple, ``update`` is pure. See docs/maths.md for every decision.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+
+from fedhyper.arrays import Array, cosine, elementwise, inner, is_number, isfinite, namespace
+from fedhyper.guard import clamp
+
+
+class LRState(NamedTuple):
+    """Everything that changes: the rate, the direction before, and the hypergradient seen last (NaN: ignored)."""
+
+    lr: Array
+    before: Array = 0.0  # the neutral element: the first hypergradient is zero without an `if`
+    hypergrad: Array = 0.0
+
+
+class Rule(Protocol):
+    """What every rule here and in ``baselines`` offers. ``requires`` names what ``update`` reads, in order."""
+
+    requires: ClassVar[tuple[str, ...]]
+
+    def init(self) -> LRState:
+        """The state before anything was seen."""
+
+    def update(self, state: LRState, *directions: Array) -> LRState:
+        """The state after these directions; the old one stays valid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hypergradient:
+    """The settings all three share.
+
+    lr         initial rate, > 0
+    bound      γ ≥ 1, a factor: the rate stays in [lr/γ, lr·γ]; 1 holds it still
+    bounds     "relative" as above, or "absolute": [1/γ, γ], the paper's letter
+    hypergrad  h: "inner" <a, b> (the paper), or "cosine" <a, b>/(|a||b|), free of scale
+    apply      "add" lr + κh (the paper), "relative" lr + κ·lr0·h, or "log" lr·exp(κh)
+    hyper_lr   κ > 0, step size of the rate itself
+    """
+
+    lr: float
+    bound: float
+    bounds: Literal["relative", "absolute"] = "relative"
+    hypergrad: Literal["inner", "cosine"] = "inner"
+    apply: Literal["add", "relative", "log"] = "add"
+    hyper_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "hyper_lr"):
+            value = getattr(self, name)
+            if not (is_number(value) and math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+        if not (is_number(self.bound) and math.isfinite(self.bound) and self.bound >= 1):
+            raise ValueError(
+                f"bound is a factor and must be at least 1, got {self.bound!r}; use bound=1 to hold the rate still"
+            )
+        choices = {
+            "bounds": ("relative", "absolute"),
+            "hypergrad": ("inner", "cosine"),
+            "apply": ("add", "relative", "log"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    @classmethod
+    def paper(cls, **settings: Any) -> Self:
+        """The letter of the paper: raw inner product, added, and the absolute bound [1/γ, γ]."""
+        letter: dict[str, Any] = {"bounds": "absolute", "hypergrad": "inner", "apply": "add", "hyper_lr": 1.0}
+        return cls(**letter | settings)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Lowest and highest rate.
+
+        Three readings of the bound are in use: absolute (the paper's letter), relative to lr0 (ours, and the
+        authors' code), per step. Absolute throws a local rate of 0.01 to 0.1 at once and diverges; docs/maths.md.
+        """
+        scale = self.lr if self.bounds == "relative" else 1.0
+        return scale / self.bound, scale * self.bound
+
+    def init(self) -> LRState:
+        """The initial rate, inside its bounds, and no direction yet."""
+        return LRState(clamp(self.lr, *self.range, keep=self.lr))
+
+    def _compare(self, a: Array, b: Array) -> Array:
+        return inner(a, b) if self.hypergrad == "inner" else cosine(a, b)
+
+    def _moved(self, lr: Array, h: Array) -> Array:
+        low, high = self.range
+        if self.apply == "add":
+            moved = lr + self.hyper_lr * h
+        elif self.apply == "relative":
+            moved = lr + self.hyper_lr * self.lr * h
+        else:
+            span = math.log(high / low)  # a longer way ends at the bound too, and exp would overflow
+            moved = lr * elementwise("exp", clamp(self.hyper_lr * h, -span, span, keep=math.nan))
+        return clamp(moved, low, high, keep=lr)
+
+    def _next(self, state: LRState, h: Array, direction: Array) -> LRState:
+        if is_number(state.lr) and getattr(h, "ndim", 0) == 0:
+            h = float(h)  # one vector; a batch, or lr given as an array under vmap, stays an array
+        usable = isfinite(h)
+        if isinstance(usable, bool):
+            before = direction if usable else state.before
+        else:
+            before = namespace(usable).where(usable[..., None], direction, state.before)
+        return LRState(self._moved(state.lr, h), before, h)  # a direction that cannot be used poisons nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedHyperG(_Hypergradient):
+    """FedHyper-G: the global rate, before the update is applied. α_t = clip(α_t-1 + <Δ_t, Δ_t-1>), γ = 3.
+
+    Reads only the aggregate, so it works under secure aggregation. ``update(state, delta)``.
+    """
+
+    lr: float = 1.0
+    bound: float = 3.0
+    requires: ClassVar[tuple[str, ...]] = ("delta",)
+
+    def update(self, state: LRState, delta: Array) -> LRState:
+        """The rate to apply ``delta`` with. The state keeps a reference to ``delta``: do not write into it."""
+        # <Δ_t, Δ_t-1>
+        return self._next(state, self._compare(delta, state.before), delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedHyperSL(FedHyperG):
+    """FedHyper-SL: the local rate of all clients, on the server. β_t+1 = clip(β_t + <Δ_t, Δ_t-1>), γ = 10.
+
+    The same hypergradient as G; what differs is whose rate it is: clients use it in the *next* round.
+    """
+
+    lr: float = 0.01
+    bound: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedHyperCL(_Hypergradient):
+    """FedHyper-CL: one client's local rate, every step. β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K), γ = 10.
+
+    local_steps  K, the number of local steps of this client in this round
+    global_term  "add" as above (Eq. 20); "sign": <g_k, g_k-1> · (1 + ε sign<g_k, Δ_t-1>) (Algorithm 1); "off"
+    epsilon      ε of "sign"
+
+    ``update(state, grad, delta)``; step 0 uses exactly the rate the server sent. In the first round Δ_t-1 is 0.
+    """
+
+    lr: float = 0.01
+    bound: float = 10.0
+    local_steps: int
+    global_term: Literal["add", "sign", "off"] = "add"
+    epsilon: float = 0.1
+    requires: ClassVar[tuple[str, ...]] = ("grad", "delta")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.local_steps, bool) or not isinstance(self.local_steps, int) or self.local_steps < 1:
+            raise ValueError(f"local_steps counts a client's steps in a round, at least 1, got {self.local_steps!r}")
+        if self.global_term not in ("add", "sign", "off"):
+            raise ValueError(f"global_term must be one of add, sign, off, got {self.global_term!r}")
+        if not (is_number(self.epsilon) and 0 <= self.epsilon <= 1):
+            raise ValueError(f"epsilon must be in [0, 1], got {self.epsilon!r}; above 1 it would turn the sign around")
+
+    def update(self, state: LRState, grad: Array, delta: Array = 0.0) -> LRState:
+        """The rate to take this step with. The state keeps a reference to ``grad``: do not write into it."""
+        h = self._compare(grad, state.before)
+        if not is_number(state.before):  # at step 0 the global term does not act either
+            agreement = self._compare(grad, delta) if self.global_term != "off" else 0.0
+            if self.global_term == "add":
+                h = h + agreement / self.local_steps
+            elif self.global_term == "sign":
+                h = h * (1.0 + self.epsilon * ((agreement > 0) * 1.0 - (agreement < 0) * 1.0))
+        return self._next(state, h, grad)
+
+
+class Scheduler:
+    """A rule and its state, in the manner of ``torch.optim.lr_scheduler``: ``lr = scheduler.step(delta)``."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.state = rule.init()
+
+    def step(self, *directions: Array) -> float:
+        """Show it the newest direction(s); the rate to use comes back."""
+        self.state = self.rule.update(self.state, *directions)
+        return self.lr
+
+    @property
+    def lr(self) -> float:
+        """The rate in force."""
+        return float(self.state.lr)
+
+    def get_last_lr(self) -> list[float]:
+        """The rate in force, as torch's schedulers give it."""
+        return [self.lr]
+
+    @property
+    def last_hypergrad(self) -> float:
+        """The hypergradient that moved the rate last; NaN or infinite says that it was ignored."""
+        return float(self.state.hypergrad)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and arrays: what to save."""
+        return self.state._asdict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from ``state_dict()``. A rate that is not a finite positive number is refused."""
+        if set(saved) != set(LRState._fields):
+            raise ValueError(f"a scheduler's state has the keys {', '.join(LRState._fields)}, got {', '.join(saved)}")
+        if not (math.isfinite(saved["lr"]) and saved["lr"] > 0):
+            raise ValueError(f"lr of a saved state must be a finite number above 0, got {saved['lr']!r}")
+        self.state = LRState(**saved)

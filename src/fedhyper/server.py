@@ -1,0 +1,125 @@
+"""What the server makes of a delta: w_t+1 = w_t − α_t · direction. Pure, element by element, on any array.
+
+``update(state, delta) -> (direction, state)``. The schedule is computed from the raw delta, not from the direction,
+and α multiplies the direction: FedHyper-G with FedAdam needs no class of its own. Directions have the unit of weights,
+except Adagrad's, Adam's and Yogi's, which have none.
+
+Reddi et al., *Adaptive Federated Optimization* (ICLR 2021), Algorithm 2: no bias correction, v starts at τ².
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from fedhyper.arrays import Array
+
+
+class Moments(NamedTuple):
+    """Running mean of deltas and of their squares; a number stands for an array full of it."""
+
+    mean: Array = 0.0
+    square: Array = 0.0
+
+
+class ServerOptimizer(Protocol):
+    """What a server makes of a delta."""
+
+    def init(self) -> Moments:
+        """The state before the first round."""
+
+    def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
+        """The direction to move against, and the next state."""
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value < high:
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}), got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """direction = Δ: FedAvg."""
+
+    def init(self) -> Moments:
+        """Nothing to remember."""
+        return Moments()
+
+    def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
+        """The delta itself."""
+        return delta, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum:
+    """m_t = μ m_t-1 + Δ_t, direction = m_t: FedAvgM, the same as ``torch.optim.SGD(momentum=μ)`` on Δ."""
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check("momentum", self.momentum, 0.0, 1.0)
+
+    def init(self) -> Moments:
+        """m = 0."""
+        return Moments()
+
+    def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
+        """m_t, twice: it is both the direction and the state."""
+        mean = self.momentum * state.mean + delta
+        return mean, Moments(mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad:
+    """v_t = v_t-1 + Δ_t², direction = Δ_t / (√v_t + τ): FedAdagrad."""
+
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check("tau", self.tau, 1e-30, 1e30)
+
+    def init(self) -> Moments:
+        """v = τ²."""
+        return Moments(square=self.tau**2)
+
+    def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
+        """Each coordinate divided by the root of all its squares so far."""
+        square = state.square + delta * delta
+        return delta / (square**0.5 + self.tau), Moments(square=square)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """m_t = β1 m_t-1 + (1−β1) Δ_t, v_t = β2 v_t-1 + (1−β2) Δ_t², direction = m_t / (√v_t + τ): FedAdam."""
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check("beta1", self.beta1, 0.0, 1.0)
+        _check("beta2", self.beta2, 0.0, 1.0)
+        _check("tau", self.tau, 1e-30, 1e30)
+
+    def init(self) -> Moments:
+        """m = 0, v = τ²."""
+        return Moments(square=self.tau**2)
+
+    def _square(self, state: Moments, delta: Array) -> Array:
+        return self.beta2 * state.square + (1 - self.beta2) * (delta * delta)
+
+    def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
+        """The smoothed delta over the root of its smoothed square."""
+        mean = self.beta1 * state.mean + (1 - self.beta1) * delta
+        square = self._square(state, delta)
+        return mean / (square**0.5 + self.tau), Moments(mean, square)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yogi(Adam):
+    """FedYogi: FedAdam with v_t = v_t-1 − (1−β2) Δ_t² sign(v_t-1 − Δ_t²), so v moves by Δ², not by a share."""
+
+    def _square(self, state: Moments, delta: Array) -> Array:
+        new = delta * delta
+        sign = (state.square > new) * 1.0 - (state.square < new) * 1.0
+        return state.square - (1 - self.beta2) * new * sign
