@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeGuard
 
 Array = Any  # duck-typed on purpose: whatever has shape, arithmetic, slicing and sum
 
@@ -24,9 +24,9 @@ def namespace(array: Array) -> Any:
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
-def is_number(value: object) -> bool:
-    """Whether ``value`` is a plain number, which stands for an array full of it."""
-    return isinstance(value, (int, float))
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a plain number (True is not), which stands for an array full of it."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def float64(array: Array) -> Array:
@@ -52,27 +52,34 @@ def where(condition: Array, yes: Array, no: Array) -> Array:
     return namespace(condition).where(condition, yes, no)
 
 
-def _total(terms: Iterable[float]) -> float:
+def _total(terms: list[float]) -> float:
     try:
         return math.fsum(terms)
     except (OverflowError, ValueError):  # inf - inf, or a sum beyond float64: not a number to act on
         return math.nan
 
 
+def _fit(a: Array, b: Array) -> Array:
+    """``b`` in the shape of ``a``: a number is repeated, another shape refused: broadcasting hides mistakes."""
+    if is_number(b) and not is_number(a):
+        return [b] * len(a) if isinstance(a, (list, tuple)) else a * 0 + b  # keeps a's NaN, too
+    left, right = [(len(x),) if isinstance(x, (list, tuple)) else tuple(getattr(x, "shape", ())) for x in (a, b)]
+    if left != right:
+        raise ValueError(f"the two vectors have shapes {left} and {right}; they must match")
+    return b
+
+
+def _flat(piece: Array) -> Array:
+    return piece.reshape(-1) if len(getattr(piece, "shape", ())) > 1 else piece
+
+
 def inner(a: Array, b: Array) -> Array:
     """``<a, b> = Σ a_i b_i`` over the last axis, in float64, with the same bits for any number of threads."""
-    if isinstance(a, (list, tuple)):
-        pieces = [b] * len(a) if is_number(b) else b
-        if len(a) != len(pieces):
-            raise ValueError(f"the two vectors have {len(a)} and {len(pieces)} pieces; they must match")
-        flat = [(_flat(x), _flat(y)) for x, y in zip(a, pieces, strict=True)]
-        return _total(float(inner(x, y)) for x, y in flat)
-    if is_number(a):
+    b = _fit(a, b)
+    if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
+        return _total([float(inner(_flat(x), _flat(_fit(x, y)))) for x, y in zip(a, b, strict=True)])
+    if not getattr(a, "shape", ()):
         return float(a) * float(b)
-    if is_number(b):
-        b = a * b  # keeps a's shape, and its NaN
-    if a.shape != b.shape:  # broadcasting would make a number out of a mistake
-        raise ValueError(f"the two vectors have shapes {tuple(a.shape)} and {tuple(b.shape)}; they must match")
     total: Array = 0.0
     for start in range(0, max(a.shape[-1], 1), _CHUNK):
         piece = (..., slice(start, start + _CHUNK))
@@ -80,12 +87,8 @@ def inner(a: Array, b: Array) -> Array:
     return float(total) if isinstance(total, float) else total
 
 
-def _flat(piece: Array) -> Array:
-    return piece.reshape(-1) if hasattr(piece, "reshape") else piece
-
-
 def cosine(a: Array, b: Array) -> Array:
-    """``<a, b> / (|a| |b|)`` in [-1, 1]; 0 when either is zero, so that nothing moves for want of a direction."""
+    """``<a, b> / (|a| |b|)`` in [-1, 1] up to rounding; 0 when either is zero: without a direction nothing moves."""
     product = inner(a, b)
     scale = inner(a, a) ** 0.5 * inner(b, b) ** 0.5
     return product / where(scale > 0, scale, 1.0)

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedhyper.arrays import Array, inner, is_number
-from fedhyper.guard import clamp
+from fedhyper.guard import check_positive, clamp
 from fedhyper.schedulers import LRState
-
-
-def _check_positive(name: str, value: object) -> None:
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +19,7 @@ class Constant:
     requires: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        _check_positive("lr", self.lr)
+        check_positive("lr", self.lr)
 
     def init(self) -> LRState:
         """The rate."""
@@ -44,7 +39,7 @@ class Decay:
     requires: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        _check_positive("lr", self.lr)
+        check_positive("lr", self.lr)
         if not (is_number(self.factor) and 0 < self.factor <= 1):
             raise ValueError(f"factor must be in (0, 1], got {self.factor!r}; 1 holds the rate still")
 
@@ -70,7 +65,7 @@ class FedExP:
     requires: ClassVar[tuple[str, ...]] = ("delta", "sq_norm")
 
     def __post_init__(self) -> None:
-        _check_positive("epsilon", self.epsilon)
+        check_positive("epsilon", self.epsilon)
 
     def init(self) -> LRState:
         """1, the floor."""

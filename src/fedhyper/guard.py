@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -21,6 +22,12 @@ def clamp(value: Array, low: float, high: float, keep: Array) -> Array:
     return where(isfinite(value), elementwise("clip", value, low, high), keep)
 
 
+def check_positive(name: str, value: object) -> None:
+    """Refuse a setting that is not a finite number above 0."""
+    if not (is_number(value) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+
+
 def all_finite(array: Array) -> bool:
     """Whether every number of ``array`` is finite. A sum of squares would also refuse 1e200."""
     return bool(isfinite(array).all())
@@ -31,9 +38,9 @@ def reject_reason(delta: Array, like: Array, examples: object) -> str | None:
 
     ``like`` has the shape that is expected; ``examples`` is the weight the client claims.
     """
-    if isinstance(examples, bool) or not isinstance(examples, (int, float)):
+    if not is_number(examples):
         return f"weight is {type(examples).__name__}, not a number"
-    if not (math.isfinite(examples) and examples > 0):
+    if not 0 < examples <= sys.float_info.max:  # an int may lie beyond every float
         return f"weight {examples} is not finite and positive"
     if tuple(delta.shape) != tuple(like.shape):
         return f"shape {tuple(delta.shape)}, expected {tuple(like.shape)}"
@@ -74,9 +81,7 @@ class LossGuard:
     def __post_init__(self) -> None:
         for name in ("above_first", "above_best"):
             if not getattr(self, name) > 1:
-                raise ValueError(
-                    f"{name} is a factor and must be above 1, got {getattr(self, name)}; 2 is a fair start"
-                )
+                raise ValueError(f"{name} is a factor and must be above 1, got {getattr(self, name)}; try 2")
 
     def init(self) -> LossState:
         """Nothing seen: the first finite loss is always accepted."""

@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
-from fedhyper.arrays import Array, cosine, elementwise, inner, is_number, isfinite, namespace
-from fedhyper.guard import clamp
+from fedhyper.arrays import Array, cosine, elementwise, inner, is_number, isfinite, where
+from fedhyper.guard import check_positive, clamp
 
 
 class LRState(NamedTuple):
@@ -58,22 +58,16 @@ class _Hypergradient:
     hyper_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("lr", "hyper_lr"):
-            value = getattr(self, name)
-            if not (is_number(value) and math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+        check_positive("lr", self.lr)
+        check_positive("hyper_lr", self.hyper_lr)
         if not (is_number(self.bound) and math.isfinite(self.bound) and self.bound >= 1):
             raise ValueError(
                 f"bound is a factor and must be at least 1, got {self.bound!r}; use bound=1 to hold the rate still"
             )
-        choices = {
-            "bounds": ("relative", "absolute"),
-            "hypergrad": ("inner", "cosine"),
-            "apply": ("add", "relative", "log"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        known = {"bounds": "relative absolute", "hypergrad": "inner cosine", "apply": "add relative log"}
+        for name, words in known.items():
+            if getattr(self, name) not in words.split():
+                raise ValueError(f"{name} must be one of {', '.join(words.split())}, got {getattr(self, name)!r}")
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
@@ -105,7 +99,7 @@ class _Hypergradient:
         elif self.apply == "relative":
             moved = lr + self.hyper_lr * self.lr * h
         else:
-            span = math.log(high / low)  # a longer way ends at the bound too, and exp would overflow
+            span = min(2 * math.log(self.bound), 700.0)  # a longer way ends at the bound too, and exp overflows
             moved = lr * elementwise("exp", clamp(self.hyper_lr * h, -span, span, keep=math.nan))
         return clamp(moved, low, high, keep=lr)
 
@@ -113,11 +107,9 @@ class _Hypergradient:
         if is_number(state.lr) and getattr(h, "ndim", 0) == 0:
             h = float(h)  # one vector; a batch, or lr given as an array under vmap, stays an array
         usable = isfinite(h)
-        if isinstance(usable, bool):
-            before = direction if usable else state.before
-        else:
-            before = namespace(usable).where(usable[..., None], direction, state.before)
-        return LRState(self._moved(state.lr, h), before, h)  # a direction that cannot be used poisons nothing
+        rows = usable if isinstance(usable, bool) else usable[..., None]
+        before = where(rows, direction, state.before)  # a direction that cannot be used poisons nothing
+        return LRState(self._moved(state.lr, h), before, h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,12 +170,13 @@ class FedHyperCL(_Hypergradient):
     def update(self, state: LRState, grad: Array, delta: Array = 0.0) -> LRState:
         """The rate to take this step with. The state keeps a reference to ``grad``: do not write into it."""
         h = self._compare(grad, state.before)
-        if not is_number(state.before):  # at step 0 the global term does not act either
+        if not (is_number(state.before) and state.before == 0):  # at step 0 the global term does not act either
             agreement = self._compare(grad, delta) if self.global_term != "off" else 0.0
             if self.global_term == "add":
                 h = h + agreement / self.local_steps
             elif self.global_term == "sign":
-                h = h * (1.0 + self.epsilon * ((agreement > 0) * 1.0 - (agreement < 0) * 1.0))
+                sign = (agreement > 0) * 1.0 - (agreement < 0) * 1.0
+                h = h * (1.0 + self.epsilon * sign) + 0.0 * agreement  # a NaN has no sign, and must not get lost
         return self._next(state, h, grad)
 
 
