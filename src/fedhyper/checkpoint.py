@@ -1,0 +1,197 @@
+"""One file holds everything a run needs to go on: written whole or not at all, read whole or refused.
+
+    save(path, tensors, values)          tensors: name -> NumPy array;  values: JSON (NaN and infinities included)
+    tensors, values = load(path)         raises CheckpointRefused, one line that names the file
+
+File: magic (8 bytes) | version (u32) | header length (u64) | canonical JSON header | safetensors blob | SHA-256 of all
+that. ``save`` writes a temporary file beside ``path``, flushes it to the disk, renames it over ``path`` and flushes the
+directory, so a kill at any instant leaves the old file or the new one; one writer a file. The digest proves that the
+bytes are those that were written, not who wrote them. Neither function executes anything a file says: no pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedhyper.errors import CheckpointRefused, StorageError
+
+Tensors = dict[str, NDArray[Any]]
+
+MAGIC = b"FEDHYPER"
+VERSION = 1
+_PREFIX = struct.Struct("<8sIQ")
+_DIGEST = hashlib.sha256().digest_size
+
+
+def _encode(value: Any) -> Any:
+    """JSON has no NaN and no infinity; a tag keeps them, and keeps every other reader's JSON parser happy."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, dict):
+        return {key: _encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(pairs: dict[str, Any]) -> Any:
+    return float(pairs["$float"]) if set(pairs) == {"$float"} else pairs
+
+
+def save(path: Path | str, tensors: Mapping[str, NDArray[Any]], values: Mapping[str, Any]) -> None:
+    """Replace ``path`` by a file with these arrays and values, or raise StorageError and leave it as it was.
+
+    ``values`` must be JSON (dict, list, str, int, float, bool, None); tuples come back as lists. Any other type is a
+    TypeError, a key that is not a string too. bfloat16 does not exist in NumPy: save it as a view of int16.
+    """
+    path = Path(path)
+    _check_keys(values)
+    header = json.dumps(_encode(dict(values)), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    # NumPy's ascontiguousarray would turn a 0-dimensional array into a 1-dimensional one
+    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    blob = safetensors.numpy.save(contiguous)
+    prefix = _PREFIX.pack(MAGIC, VERSION, len(header))
+    digest = hashlib.sha256(prefix)
+    digest.update(header)
+    digest.update(blob)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(path)
+        _replace(path, (prefix, header, blob, digest.digest()))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise StorageError(
+            f"{path}: the checkpoint cannot be written: {reason}; free space or choose another place"
+        ) from error
+
+
+def _check_keys(value: Any) -> None:
+    """json.dumps would quietly turn the key 1 into "1", and a resumed run would not find it."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"a checkpoint's keys are strings, got {key!r}")
+            _check_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_keys(item)
+
+
+def _temporary_prefix(path: Path) -> str:
+    # of the name only its hash: the name itself may already be as long as a file system allows
+    return f".fedhyper-{hashlib.blake2b(path.name.encode(), digest_size=6).hexdigest()}-"
+
+
+def _replace(path: Path, pieces: tuple[bytes, ...]) -> None:
+    # never the training's random numbers: saving must not disturb a run
+    temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
+            for piece in pieces:
+                _write_all(fd, piece)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:  # Ctrl-C too must not leave the temporary file behind
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)  # without it a power cut can undo the rename
+    finally:
+        os.close(directory)
+
+
+def _write_all(fd: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def remove_stale(path: Path | str) -> list[Path]:
+    """Delete the temporary files that killed writers of ``path`` left behind; the ones deleted come back.
+
+    Our own pid counts as dead: a container's process has the same pid in every life, and a file has one writer.
+    """
+    path = Path(path)
+    removed = []
+    for stale in _temporaries(path):
+        pid = stale.name.removeprefix(_temporary_prefix(path)).partition("-")[0]
+        if pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
+            with contextlib.suppress(OSError):
+                stale.unlink()
+                removed.append(stale)
+    return removed
+
+
+def _temporaries(path: Path) -> Iterator[Path]:
+    with os.scandir(path.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(_temporary_prefix(path)) and entry.name.endswith(".tmp"):
+                yield Path(entry.path)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def load(path: Path | str) -> tuple[Tensors, dict[str, Any]]:
+    """The arrays (writable copies) and the values of ``save``, or CheckpointRefused."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointRefused(f"{path}: no such checkpoint") from None
+    except OSError as error:
+        raise CheckpointRefused(f"{path}: the checkpoint cannot be read: {error.strerror}") from error
+    if data[: len(MAGIC)] != MAGIC:
+        raise CheckpointRefused(f"{path}: not a fedhyper checkpoint")
+    if len(data) < _PREFIX.size + _DIGEST:
+        raise CheckpointRefused(f"{path}: the checkpoint is damaged (cut short)")
+    _, version, length = _PREFIX.unpack_from(data)
+    if version > VERSION:
+        raise CheckpointRefused(f"{path}: written by a newer fedhyper (format {version}, this one reads {VERSION})")
+    body = memoryview(data)
+    if hashlib.sha256(body[:-_DIGEST]).digest() != data[-_DIGEST:]:
+        raise CheckpointRefused(f"{path}: the checkpoint is damaged (its checksum does not match)")
+    # Past this line the bytes are what somebody's `save` wrote, or a forgery that took the trouble of a digest.
+    if version != VERSION or length > len(data) - _PREFIX.size - _DIGEST:
+        raise CheckpointRefused(f"{path}: not a fedhyper checkpoint (its header is not one)")
+    start = _PREFIX.size + length
+    try:
+        values = json.loads(data[_PREFIX.size : start].decode(), object_hook=_decode, parse_constant=_refuse)
+        tensors = safetensors.numpy.load(bytes(body[start:-_DIGEST]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, safetensors.SafetensorError) as error:
+        raise CheckpointRefused(f"{path}: not a fedhyper checkpoint ({type(error).__name__} in its content)") from error
+    if not isinstance(values, dict):
+        raise CheckpointRefused(f"{path}: not a fedhyper checkpoint (its header is not an object)")
+    return {name: array.copy() for name, array in tensors.items()}, values
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
