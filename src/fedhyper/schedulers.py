@@ -175,8 +175,8 @@ class FedHyperCL(_Hypergradient):
             if self.global_term == "add":
                 h = h + agreement / self.local_steps
             elif self.global_term == "sign":
-                sign = (agreement > 0) * 1.0 - (agreement < 0) * 1.0
-                h = h * (1.0 + self.epsilon * sign) + 0.0 * agreement  # a NaN has no sign, and must not get lost
+                more, less = h * (1 + self.epsilon), h * (1 - self.epsilon)
+                h = where(agreement > 0, more, where(agreement < 0, less, h)) + 0.0 * agreement  # keeps its NaN
         return self._next(state, h, grad)
 
 
