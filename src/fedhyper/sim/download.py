@@ -60,6 +60,8 @@ def _retrieve(wanted: Dataset, item: Download, directory: Path, lacking: list[Da
     try:
         keeper.fetch(item.path, downloader=_Downloader(item, bars))
     except requests.exceptions.RequestException as error:
+        if error.response is not None:
+            error.response.close()
         names = ", ".join(file.path for file in lacking)
         raise DataError(
             f"{wanted.name}: cannot download {item.url} ({_reason(error)}); put {names} into {directory}, "
@@ -77,7 +79,7 @@ def _reason(error: requests.exceptions.RequestException) -> str:
         return f"the server answers {error.response.status_code}"
     if isinstance(error, requests.exceptions.Timeout):
         return f"no answer for {TIMEOUT:g} s"
-    if isinstance(error, _Refused):
+    if isinstance(error, _Refused | requests.exceptions.TooManyRedirects):
         return str(error)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return "the connection broke off"
@@ -88,16 +90,16 @@ class _Refused(requests.exceptions.RequestException):
     """The server asks for something we do not do."""
 
 
-def _check_url(url: str) -> None:
+def _check_url(url: str, response: requests.Response | None = None) -> None:
     """https, or a mirror on this very machine."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1")):
-        raise _Refused(f"refused {url}: not https")
+        raise _Refused(f"refused {url}: not https", response=response)
 
 
 def _check_redirect(response: requests.Response, *_: Any, **__: Any) -> None:
     if response.is_redirect:
-        _check_url(urljoin(response.url, response.headers["location"]))
+        _check_url(urljoin(response.url, response.headers["location"]), response)
 
 
 class _Downloader:
