@@ -1,0 +1,69 @@
+"use strict";
+(() => {
+  const page = JSON.parse(document.getElementById("page-data").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const hidden = new Set();
+  let drawn = [];
+
+  // Columns are a third of the size of rows. Each chart gets rows of its own, for Vega writes into them.
+  const rows = ({ length, columns }) =>
+    Array.from({ length }, (_, i) => {
+      const row = {};
+      for (const [name, values] of Object.entries(columns)) if (values[i] !== null) row[name] = values[i];
+      return row;
+    });
+
+  // The page is complete in itself: whatever a specification asks to load, it gets nothing.
+  const refuse = () => Promise.reject(new Error("this page loads nothing"));
+  const loader = { load: refuse, sanitize: refuse, http: refuse, file: refuse };
+
+  async function draw(box) {
+    const { spec, data } = page.charts[Number(box.dataset.chart)];
+    const datasets = Object.fromEntries(data.map((name) => [name, rows(page.data[name])]));
+    const { view } = await vegaEmbed(box, { ...spec, datasets }, {
+      ast: true, // Vega's interpreter instead of eval, so that the page needs no 'unsafe-eval'
+      actions: false,
+      config: page.themes[dark.matches ? 1 : 0],
+      defaultStyle: false,
+      loader,
+      renderer: "svg",
+      tooltip: { disableDefaultStyle: true },
+    });
+    box.classList.toggle("dark", dark.matches);
+    return { box, view, series: page.charts[Number(box.dataset.chart)].series };
+  }
+
+  async function drawAll() {
+    drawn.forEach(({ view }) => view.finalize());
+    drawn = [];
+    // One after the other: the first chart is on the screen while the rest is still being drawn.
+    for (const box of document.querySelectorAll("[data-chart]")) drawn.push(await draw(box));
+    await hide();
+    document.documentElement.dataset.drawn = String(drawn.length);
+  }
+
+  async function hide() {
+    const list = [...hidden];
+    for (const { view, series } of drawn) if (series) await view.signal("hidden", list).runAsync();
+  }
+
+  document.addEventListener("click", async ({ target }) => {
+    const chip = target.closest("[data-series]");
+    if (chip) {
+      const s = Number(chip.dataset.series);
+      if (!hidden.delete(s)) hidden.add(s);
+      for (const twin of document.querySelectorAll(`[data-series="${s}"]`)) twin.setAttribute("aria-pressed", String(!hidden.has(s)));
+      await hide();
+    }
+    const save = target.closest("[data-save]");
+    if (save) {
+      const box = save.closest("figure").querySelector("[data-chart]");
+      const link = document.createElement("a");
+      link.href = await drawn.find((one) => one.box === box).view.toImageURL(save.dataset.save, 2);
+      link.download = `${box.id}.${save.dataset.save}`;
+      link.click();
+    }
+  });
+  dark.addEventListener("change", drawAll);
+  drawAll();
+})();
