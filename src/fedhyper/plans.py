@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedhyper.arrays import Array
 from fedhyper.baselines import Constant
-from fedhyper.guard import LossGuard, clamp
+from fedhyper.guard import LossGuard, LossState, clamp
 from fedhyper.schedulers import FedHyperSL, LRState, Rule
 
 
@@ -31,13 +31,20 @@ class PlanState(NamedTuple):
 
 
 class Plan(Protocol):
-    """What decides both rates of a round."""
+    """What decides both rates of a round. ``requires`` names what it reads: delta, loss, sq_norm."""
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What ``update`` reads; the rest need not be measured."""
 
     def init(self) -> PlanState:
         """The rates before the first round."""
 
     def update(self, state: PlanState, delta: Array, *, loss: float = ..., sq_norm: float = ...) -> PlanState:
         """``global_lr`` is for this round's delta, ``local_lr`` for the clients' next round."""
+
+    def lost(self, state: PlanState) -> PlanState:
+        """The state after a round without a usable update: every one was missing, or not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,11 @@ class Pair:
 
     global_rule: Rule = field(default_factory=Constant)
     local_rule: Rule = field(default_factory=lambda: Constant(lr=0.01))
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """What either rule reads."""
+        return frozenset((*self.global_rule.requires, *self.local_rule.requires))
 
     def init(self) -> PlanState:
         """The local rule runs a round ahead, its rate being for the next one: its first, neutral update is spent."""
@@ -60,6 +72,10 @@ class Pair:
             for rule, part in zip((self.global_rule, self.local_rule), state.parts, strict=True)
         ]
         return self._state(*parts)
+
+    def lost(self, state: PlanState) -> PlanState:
+        """Nothing was seen, nothing changes."""
+        return state
 
     def _state(self, glob: LRState, local: LRState) -> PlanState:
         hypergrad = glob.hypergrad if "delta" in self.global_rule.requires else local.hypergrad
@@ -84,6 +100,11 @@ class Auto:
     guard: LossGuard = field(default_factory=LossGuard)
 
     @property
+    def requires(self) -> frozenset[str]:
+        """The aggregate and one scalar."""
+        return frozenset(("delta", "loss"))
+
+    @property
     def rule(self) -> FedHyperSL:
         """The rule underneath."""
         lr = self.local_lr * self.global_lr
@@ -98,12 +119,19 @@ class Auto:
         """Follow the cosine; when the guard says so, retreat instead."""
         local, seen = state.parts
         seen = self.guard.update(seen, loss)
-        if seen.rollback:  # the direction that led here is no longer one to agree with
-            rule = self.rule
-            local = LRState(clamp(local.lr / self.retreat, *rule.range, keep=local.lr))
-        else:
-            local = self.rule.update(local, delta)
-        return PlanState(1.0, local.lr, seen.rollback, local.hypergrad, (local, seen))
+        if seen.rollback:
+            return self._retreat(local, seen)
+        local = self.rule.update(local, delta)
+        return PlanState(1.0, local.lr, False, local.hypergrad, (local, seen))
+
+    def lost(self, state: PlanState) -> PlanState:
+        """Clients that all return nonsense were sent too high a rate."""
+        return self._retreat(*state.parts)
+
+    def _retreat(self, local: LRState, seen: LossState) -> PlanState:
+        # without `before`: the direction that led here is no longer one to agree with
+        local = LRState(clamp(local.lr / self.retreat, *self.rule.range, keep=local.lr))
+        return PlanState(1.0, local.lr, True, math.nan, (local, seen._replace(rollback=True)))
 
 
 def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:

@@ -144,7 +144,7 @@ class FedHyperSL(FedHyperG):
 class FedHyperCL(_Hypergradient):
     """FedHyper-CL: one client's local rate, every step. β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K), γ = 10.
 
-    local_steps  K, the number of local steps of this client in this round
+    local_steps  K, this client's number of local steps in this round; an array gives each of a batch its own
     global_term  "add" as above (Eq. 20); "sign": <g_k, g_k-1> · (1 + ε sign<g_k, Δ_t-1>) (Algorithm 1); "off"
     epsilon      ε of "sign"
 
@@ -153,14 +153,15 @@ class FedHyperCL(_Hypergradient):
 
     lr: float = 0.01
     bound: float = 10.0
-    local_steps: int
+    local_steps: Array
     global_term: Literal["add", "sign", "off"] = "add"
     epsilon: float = 0.1
     requires: ClassVar[tuple[str, ...]] = ("grad", "delta")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.local_steps, bool) or not isinstance(self.local_steps, int) or self.local_steps < 1:
+        one = isinstance(self.local_steps, (bool, int, float))  # a batch of clients may have an array of them
+        if one and (type(self.local_steps) is not int or self.local_steps < 1):
             raise ValueError(f"local_steps counts a client's steps in a round, at least 1, got {self.local_steps!r}")
         if self.global_term not in ("add", "sign", "off"):
             raise ValueError(f"global_term must be one of add, sign, off, got {self.global_term!r}")

@@ -1,0 +1,102 @@
+"""What an engine is: it trains the clients of a round, in order, and evaluates a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhyper.sim.methods import Local
+from fedhyper.sim.models import linear_layers
+from fedhyper.sim.partition import Partition
+from fedhyper.sim.tasks import Task
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ClientTask(NamedTuple):
+    """One client's work in one round: the examples of each of its local steps."""
+
+    client: int
+    examples: int
+    batches: list[Indices]
+
+
+class Reply(NamedTuple):
+    """What one client sends back. ``delta`` = w_t − w_m, flat, in the standard layout; losses are means per example."""
+
+    client: int
+    examples: int
+    delta: Tensor
+    buffers: Tensor
+    counters: Tensor
+    first_loss: float  # of the first batch, at the weights it was sent
+    mean_loss: float  # over its local steps
+    lr_mean: float
+    lr_min: float
+    lr_max: float
+    lr_last: float
+
+
+class Sent(NamedTuple):
+    """What the server sends: w_t with its buffers, β_t, and Δ_t-1 for CL's global term."""
+
+    weights: Tensor
+    buffers: Tensor
+    counters: Tensor
+    local_lr: float
+    delta: Tensor | None
+
+
+class Engine(Protocol):
+    """Trains and evaluates. Two engines agree within rounding; one engine agrees with itself to the bit."""
+
+    def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
+        """The clients' replies, in the order of ``tasks`` however many workers there are."""
+
+    def evaluate(self, sent: Sent) -> tuple[float, float]:
+        """Mean loss and accuracy on the test set."""
+
+    def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
+        """Accuracy on each client's own training examples."""
+
+    def close(self) -> None:
+        """Give threads and settings back."""
+
+
+def make_engine(
+    kind: Literal["fast", "sequential"],
+    *,
+    model: nn.Module,
+    task: Task,
+    local: Local,
+    workers: int,
+    device: str,
+    dtype: torch.dtype,
+) -> Engine:
+    """The slow twin, or the fast engine that suits the model: clients stacked for linear layers, else threads."""
+    if kind == "sequential":
+        from fedhyper.sim.sequential import SequentialEngine
+
+        return SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
+    if linear_layers(model) is not None and dtype == torch.float32:
+        from fedhyper.sim.stacked import StackedEngine
+
+        return StackedEngine(model=model, task=task, local=local, workers=workers, device=device)
+    from fedhyper.sim.threads import ThreadEngine
+
+    return ThreadEngine(model=model, task=task, local=local, workers=workers, device=device, dtype=dtype)
+
+
+def gather(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Tensors joined to one flat vector on the CPU."""
+    return torch.cat([t.detach().reshape(-1).to("cpu", dtype) for t in tensors] or [torch.empty(0, dtype=dtype)])
+
+
+def scatter(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """The other way: ``vector`` cut up and written into ``tensors``."""
+    for tensor, piece in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(piece.view_as(tensor))

@@ -1,0 +1,125 @@
+"""The clients' optimizers on flat vectors: one client ``[d]``, or a stack of clients ``[n, d]`` that step together.
+
+The slow twins are ``torch.optim`` and ``fedhyper.client``; tests hold the two equal. Rates are floats for one client
+and ``[n]`` tensors for a stack.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhyper.arrays import Array
+
+from fedhyper.schedulers import FedHyperCL, LRState
+from fedhyper.sim.methods import Local
+
+Rate = Any  # float, or a tensor [n]
+
+
+class LocalStep:
+    """Plain SGD, and what the others share: w ← w − β · direction, FedProx's pull, and the record of the rates.
+
+    Clients of a stack are sorted by their number of steps; ``grad`` has the first n rows, those still at work.
+    """
+
+    def __init__(self, local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> None:
+        self.local, self.weights, self.lr = local, weights, lr
+        self.start = weights.clone() if local.proximal else None
+        self.local_steps, self.delta = local_steps, delta
+        self.steps = 0
+        self._rates: list[Rate] = []
+
+    def step(self, grad: Tensor, loss: Rate) -> None:
+        """One local step, in place."""
+        weights = self.weights if grad.ndim == 1 else self.weights[: len(grad)]
+        if self.start is not None:
+            start = self.start if grad.ndim == 1 else self.start[: len(grad)]
+            grad.add_(weights - start, alpha=self.local.proximal)
+        rate, direction = self.rate(grad, loss)
+        self._rates.append(rate)
+        self.steps += 1
+        if isinstance(rate, float):
+            weights.sub_(direction, alpha=rate)
+        else:
+            weights.addcmul_(direction, rate.to(weights.dtype).unsqueeze(-1), value=-1)
+
+    def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
+        """The rate of this step and the direction it is taken against."""
+        return self.lr, grad
+
+    def rates(self, row: int | None = None) -> list[float]:
+        """Every rate one client has used: those of ``row`` in a stack."""
+        return [
+            rate if isinstance(rate, float) else float(rate[row])
+            for rate in self._rates
+            if isinstance(rate, float) or row is None or row < len(rate)
+        ]
+
+
+class HyperStep(LocalStep):
+    """FedHyper-CL: the rule of ``schedulers``, fed gradient by gradient."""
+
+    def __init__(self, local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> None:
+        super().__init__(local, weights, lr, local_steps, delta)
+        self.rule = FedHyperCL(local_steps=local_steps, **local.settings)
+        low, high = self.rule.range
+        self.state = LRState(min(max(lr, low), high))
+
+    def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
+        if grad.ndim == 1:
+            delta: Array = 0.0 if self.delta is None else self.delta
+            self.state = self.rule.update(self.state, grad, delta)
+            return self.state.lr, grad
+        n = len(grad)
+        delta = 0.0 if self.delta is None else self.delta.expand(n, -1)
+        rule = FedHyperCL(local_steps=self.local_steps[:n], **self.local.settings)
+        lr, before = self.state.lr, self.state.before
+        lr = torch.full((n,), lr, dtype=torch.float64, device=grad.device) if isinstance(lr, float) else lr[:n]
+        self.state = rule.update(LRState(lr, before if isinstance(before, float) else before[:n]), grad, delta)
+        return self.state.lr, grad
+
+
+class AdamStep(LocalStep):
+    """Local Adam with torch's defaults (0.9, 0.999, 1e-8), fresh every round."""
+
+    def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
+        if self.steps == 0:
+            self.mean, self.square = torch.zeros_like(grad), torch.zeros_like(grad)
+        n, k = len(grad), self.steps + 1
+        self.mean, self.square = self.mean[:n], self.square[:n]
+        self.mean.lerp_(grad, 0.1)
+        self.square.mul_(0.999).addcmul_(grad, grad, value=0.001)
+        scale = (self.square.sqrt() / math.sqrt(1 - 0.999**k)).add_(1e-8)
+        return self.lr, self.mean / scale.mul_(1 - 0.9**k)
+
+
+class DeltaStep(LocalStep):
+    """Δ-SGD: no initial rate of ours; x_k − x_k−1 = −η_k−1 g_k−1, so no copy of the weights is kept."""
+
+    def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
+        raise NotImplementedError
+
+
+class PolyakStep(LocalStep):
+    """FedSPS: the Polyak step (F − F*) / (c |g|²), at most the rate that was sent."""
+
+    def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
+        raise NotImplementedError
+
+
+_STEPS: dict[str, type[LocalStep]] = {
+    "sgd": LocalStep,
+    "hyper": HyperStep,
+    "adam": AdamStep,
+    "delta": DeltaStep,
+    "polyak": PolyakStep,
+}
+
+
+def make_step(local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> LocalStep:
+    """The optimizer for ``weights`` ``[d]`` or ``[n, d]``; ``local_steps`` is K, for a stack one K a row."""
+    return _STEPS[local.kind](local, weights, lr, local_steps, delta)

@@ -1,0 +1,168 @@
+"""Clients side by side: for models made of linear layers, one matrix product serves a whole stack of clients.
+
+Such models are so small that Python and autograd cost more than the arithmetic. Here the backward pass is written out,
+and a local step of all clients costs about as much as one client's. Stacks have a fixed size, whatever the number of
+workers, so that it cannot change a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedhyper.sim.engines import ClientTask, Reply, Sent
+from fedhyper.sim.local import make_step
+from fedhyper.sim.methods import Local
+from fedhyper.sim.models import linear_layers
+from fedhyper.sim.partition import Partition
+from fedhyper.sim.tasks import Task
+
+_STACK = 32  # clients: large enough to hide Python, small enough to give several workers something to do
+
+
+class _Layer(NamedTuple):
+    """Where a layer's matrix ``[out, in]`` and bias ``[out]`` lie in the flat vector."""
+
+    start: int
+    inputs: int
+    outputs: int
+
+    @property
+    def bias(self) -> int:
+        return self.start + self.inputs * self.outputs
+
+    @property
+    def end(self) -> int:
+        return self.bias + self.outputs
+
+    def matrix(self, flat: Tensor) -> Tensor:
+        """``[..., out, in]``, a view."""
+        return flat[..., self.start : self.bias].view(*flat.shape[:-1], self.outputs, self.inputs)
+
+    def offset(self, flat: Tensor) -> Tensor:
+        """``[..., out]``, a view."""
+        return flat[..., self.bias : self.end]
+
+
+class StackedEngine:
+    """Trains ``Flatten, Linear (, ReLU, Linear)*`` on a stack of clients at once, without autograd."""
+
+    def __init__(self, *, model: nn.Module, task: Task, local: Local, workers: int, device: str) -> None:
+        layers, start = [], 0
+        for linear in linear_layers(model) or []:
+            layers.append(_Layer(start, linear.in_features, linear.out_features))
+            start = layers[-1].end
+        self.layers, self.local = layers, local
+        self.train_x, self.test_x = (x.flatten(1).to(device) for x in (task.train_x, task.test_x))
+        self.train_y, self.test_y = task.train_y.to(device), task.test_y.to(device)
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # workers are threads of ours; a sum split among torch's has other bits
+        self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+
+    def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
+        """Stacks of clients, replies in the order of ``tasks``."""
+        stacks = [tasks[i : i + _STACK] for i in range(0, len(tasks), _STACK)]
+        if self._pool is None or len(stacks) == 1:
+            for stack in stacks:
+                yield from self._train_stack(stack, sent)
+        else:
+            for replies in self._pool.map(lambda stack: self._train_stack(stack, sent), stacks):
+                yield from replies
+
+    def _train_stack(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
+        # most steps first: at every step the clients still at work are the first n rows
+        order = sorted(range(len(tasks)), key=lambda i: -len(tasks[i].batches))
+        steps = np.array([len(tasks[i].batches) for i in order])
+        index, shares = self._padded([tasks[i] for i in order])
+        weights = sent.weights.to(self.train_x.device).repeat(len(tasks), 1)
+        delta = None if sent.delta is None else sent.delta.to(weights.device)
+        step = make_step(self.local, weights, sent.local_lr, torch.from_numpy(steps).to(weights.device), delta)
+        grads = [torch.empty_like(weights), torch.empty_like(weights)]  # CL compares with the one before
+        losses = torch.zeros(len(tasks), len(index), dtype=torch.float64, device=weights.device)
+        for k, (rows, share) in enumerate(zip(index, shares, strict=True)):
+            n = len(rows)
+            grad = grads[k % 2][:n]
+            loss = self._gradient(weights[:n], self.train_x[rows], self.train_y[rows], share, out=grad)
+            losses[:n, k] = loss
+            step.step(grad, loss)
+        deltas = sent.weights - weights.cpu()
+        first, mean = losses[:, 0].tolist(), (losses.sum(1).cpu() / torch.from_numpy(steps)).tolist()
+        replies: dict[int, Reply] = {}
+        for row, i in enumerate(order):
+            rates = step.rates(row)
+            replies[i] = Reply(
+                client=tasks[i].client,
+                examples=tasks[i].examples,
+                delta=deltas[row],
+                buffers=sent.buffers,
+                counters=sent.counters,
+                first_loss=first[row],
+                mean_loss=mean[row],
+                lr_mean=sum(rates) / len(rates),
+                lr_min=min(rates),
+                lr_max=max(rates),
+                lr_last=rates[-1],
+            )
+        return [replies[i] for i in range(len(tasks))]
+
+    def _padded(self, tasks: Sequence[ClientTask]) -> tuple[list[Tensor], list[Tensor]]:
+        """For each step: example indices ``[n, batch]`` and each example's share of its mean; padding has share 0."""
+        index, shares = [], []
+        for k in range(len(tasks[0].batches)):
+            batches = [task.batches[k] for task in tasks if k < len(task.batches)]
+            width = max(len(batch) for batch in batches)
+            rows, share = np.zeros((len(batches), width), np.int64), np.zeros((len(batches), width), np.float32)
+            for i, batch in enumerate(batches):
+                rows[i, : len(batch)], share[i, : len(batch)] = batch, 1 / len(batch)
+            index.append(torch.from_numpy(rows).to(self.train_x.device))
+            shares.append(torch.from_numpy(share).to(self.train_x.device))
+        return index, shares
+
+    def _gradient(self, weights: Tensor, x: Tensor, y: Tensor, share: Tensor, out: Tensor) -> Tensor:
+        """Mean cross-entropy of each client ``[n]``; its gradient goes to ``out``. x is ``[n, batch, inputs]``."""
+        inputs, z = [], x
+        for i, layer in enumerate(self.layers):
+            inputs.append(z if i == 0 else z.relu_())
+            z = torch.baddbmm(layer.offset(weights).unsqueeze(1), inputs[-1], layer.matrix(weights).transpose(1, 2))
+        log_p = z.log_softmax(2)
+        loss = -(log_p.gather(2, y.unsqueeze(2)).squeeze(2) * share).sum(1)
+        dz = log_p.exp_()
+        dz.scatter_add_(2, y.unsqueeze(2), torch.full((), -1.0, device=dz.device, dtype=dz.dtype).expand(*y.shape, 1))
+        dz *= share.unsqueeze(2)
+        for i in reversed(range(len(self.layers))):
+            layer = self.layers[i]
+            layer.matrix(out).copy_(torch.bmm(dz.transpose(1, 2), inputs[i]))
+            torch.sum(dz, 1, out=layer.offset(out))
+            if i:
+                dz = torch.bmm(dz, layer.matrix(weights)) * (inputs[i] > 0)
+        return loss
+
+    def _outputs(self, weights: Tensor, x: Tensor) -> Tensor:
+        z = x
+        for i, layer in enumerate(self.layers):
+            z = torch.addmm(layer.offset(weights), z if i == 0 else z.relu_(), layer.matrix(weights).T)
+        return z
+
+    def evaluate(self, sent: Sent) -> tuple[float, float]:
+        """Mean loss and accuracy on the test set."""
+        outputs = self._outputs(sent.weights.to(self.test_x.device), self.test_x)
+        right = int((outputs.argmax(1) == self.test_y).sum())
+        return float(cross_entropy(outputs, self.test_y).item()), right / len(self.test_y)
+
+    def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
+        """Accuracy on each client's own training examples."""
+        right = (self._outputs(sent.weights.to(self.train_x.device), self.train_x).argmax(1) == self.train_y).cpu()
+        own = [torch.from_numpy(partition.client(i)) for i in range(len(partition.sizes))]
+        return [float(right[i].double().mean()) for i in own]
+
+    def close(self) -> None:
+        """End the workers and give torch its threads back."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        torch.set_num_threads(self._threads)
