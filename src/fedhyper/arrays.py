@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from typing import Any, TypeGuard
 
 Array = Any  # duck-typed on purpose: whatever has shape, arithmetic, slicing and sum
@@ -36,8 +35,7 @@ def float64(array: Array) -> Array:
 
 def elementwise(name: str, value: Array, *others: Array) -> Array:
     """``math.name`` for a plain number, ``namespace.name`` for an array."""
-    function: Callable[..., Array] = getattr(math if is_number(value) else namespace(value), name)
-    return function(value, *others)
+    return getattr(math if is_number(value) else namespace(value), name)(value, *others)
 
 
 def isfinite(value: Array) -> Array:
