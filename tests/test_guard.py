@@ -1,0 +1,230 @@
+"""What may be believed: tables, trajectories, and properties over every float there is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedhyper import FedExP, FedHyperCL, FedHyperG, FedHyperSL, LossGuard, LRState
+from fedhyper.guard import all_finite, check_positive, clamp, norm_caps, reject_reason
+
+NAN, INF = math.nan, math.inf
+EVERY_FLOAT = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True)
+repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=150)
+
+
+# clamp ---------------------------------------------------------------------------------------------------------------
+
+CLAMPED = [(0.5, 1.0), (1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (7.0, 2.0), (-7.0, 1.0), (NAN, 9.0), (INF, 9.0), (-INF, 9.0)]
+
+
+@pytest.mark.parametrize(("value", "expected"), CLAMPED)
+def test_clamp(value: float, expected: float) -> None:
+    assert clamp(value, 1.0, 2.0, keep=9.0) == expected
+
+
+@pytest.mark.parametrize("make", [np.array, lambda v: torch.tensor(v, dtype=torch.float64)], ids=["numpy", "torch"])
+def test_clamp_of_an_array(make: Any) -> None:
+    values, expected = zip(*CLAMPED, strict=True)
+    assert clamp(make(values), 1.0, 2.0, keep=9.0).tolist() == list(expected)
+    keep = make([float(i) for i in range(len(values))])
+    assert clamp(make(values), 1.0, 2.0, keep=keep).tolist() == [*expected[:6], 6.0, 7.0, 8.0]
+
+
+@given(EVERY_FLOAT, st.floats(-1e300, 1e300), st.floats(-1e300, 1e300))
+@repeatable
+def test_clamp_is_in_bounds_or_keeps(value: float, a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    result = clamp(value, low, high, keep=low)
+    assert low <= result <= high
+    assert result == float(clamp(np.array([value]), low, high, keep=low)[0])
+
+
+def test_check_positive() -> None:
+    check_positive("x", 1)
+    check_positive("x", 5e-324)
+    for value in (0, -1.0, NAN, INF, True, "1", None):
+        with pytest.raises(ValueError, match=r"^x must be a finite number above 0, got "):
+            check_positive("x", value)
+
+
+# Rates stay in their bounds, whatever is shown -----------------------------------------------------------------------
+
+FINITE_SETTINGS = {
+    "lr": st.floats(1e-6, 1e3),
+    "bound": st.floats(1.0, 1e9),
+    "bounds": st.sampled_from(["relative", "absolute"]),
+    "hypergrad": st.sampled_from(["inner", "cosine"]),
+    "apply": st.sampled_from(["add", "relative", "log"]),
+    "hyper_lr": st.floats(1e-6, 1e6),
+}
+CL_SETTINGS = {
+    "local_steps": st.integers(1, 1000),
+    "global_term": st.sampled_from(["add", "sign", "off"]),
+    "epsilon": st.floats(0.0, 1.0),
+}
+RULES = st.one_of(
+    st.builds(FedHyperG, **FINITE_SETTINGS),
+    st.builds(FedHyperSL, **FINITE_SETTINGS),
+    st.builds(FedHyperCL, **FINITE_SETTINGS, **CL_SETTINGS),
+)
+VECTORS = st.lists(st.tuples(EVERY_FLOAT, EVERY_FLOAT), min_size=1, max_size=6)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero|underflow) encountered:RuntimeWarning")
+@given(RULES, VECTORS, st.sampled_from([list, np.array, lambda v: torch.tensor(v, dtype=torch.float64)]))
+@repeatable
+def test_rates_are_always_in_bounds(rule: Any, vectors: list[tuple[float, float]], make: Any) -> None:
+    low, high = rule.range
+    state = rule.init()
+    for vector, other in zip(vectors, reversed(vectors), strict=True):
+        before = state
+        state = rule.update(state, *[make(list(v)) for v in (vector, other)[: len(rule.requires)]])
+        assert low <= state.lr <= high
+        if not math.isfinite(state.hypergrad):
+            assert state.lr == before.lr
+            assert state.before is before.before
+        if any(not math.isfinite(x) for x in vector):
+            assert state.lr == before.lr
+
+
+@given(st.lists(EVERY_FLOAT, min_size=1, max_size=4), EVERY_FLOAT)
+@repeatable
+def test_fedexp_is_at_least_one(delta: list[float], sq_norm: float) -> None:
+    rate = FedExP().update(LRState(1.5), delta, sq_norm).lr
+    assert 1.0 <= rate < INF
+
+
+# Replies -------------------------------------------------------------------------------------------------------------
+
+LIKE = np.zeros((2, 3), dtype=np.float32)
+OK = np.ones((2, 3), dtype=np.float32)
+
+
+def _with(value: float, position: tuple[int, int]) -> np.ndarray:
+    delta = OK.copy()
+    delta[position] = value
+    return delta
+
+
+@pytest.mark.parametrize(
+    ("delta", "examples", "reason"),
+    [
+        (OK, 1, None),
+        (OK, 0.5, None),
+        (OK, 2**62, None),
+        (OK * 3e38, 1, None),  # finite, although its square is not: long, and the norm cap's to deal with
+        (OK, 0, "weight 0 is not finite and positive"),
+        (OK, -10, "weight -10 is not finite and positive"),
+        (OK, NAN, "weight nan is not finite and positive"),
+        (OK, INF, "weight inf is not finite and positive"),
+        (OK, 10**400, f"weight {10**400} is not finite and positive"),
+        (OK, True, "weight is bool, not a number"),
+        (OK, "7", "weight is str, not a number"),
+        (OK, None, "weight is NoneType, not a number"),
+        (np.ones(3, dtype=np.float32), 1, "shape (3,), expected (2, 3)"),  # would broadcast
+        (np.ones((), dtype=np.float32), 1, "shape (), expected (2, 3)"),
+        (np.ones((2, 4), dtype=np.float32), 1, "shape (2, 4), expected (2, 3)"),
+        (_with(NAN, (0, 0)), 1, "non-finite"),
+        (_with(INF, (1, 2)), 1, "non-finite"),
+        (_with(-INF, (0, 1)), 1, "non-finite"),
+    ],
+)
+def test_reject_reason(delta: np.ndarray, examples: object, reason: str | None) -> None:
+    assert reject_reason(delta, LIKE, examples) == reason
+    assert reject_reason(torch.from_numpy(delta), torch.from_numpy(LIKE), examples) == reason
+
+
+def test_all_finite() -> None:
+    assert all_finite(np.zeros(0))
+    assert all_finite(torch.full((3,), 1e200, dtype=torch.float64))  # a sum of squares would refuse it
+    assert not all_finite(np.array([INF, -INF]))  # a sum would be NaN, a maximum inf
+
+
+# The norm cap --------------------------------------------------------------------------------------------------------
+
+
+def test_norm_caps_by_hand() -> None:
+    assert norm_caps([1.0, 2.0, 3.0, 100.0], factor=2.0) == [1.0, 1.0, 1.0, 0.05]  # median 2.5, limit 5
+    assert norm_caps([1.0, 1.0, INF], factor=3.0) == [1.0, 1.0, 0.0]
+    assert norm_caps([5.0], factor=1.0) == [1.0]
+    assert norm_caps([0.0, 0.0], factor=2.0) == [1.0, 1.0]
+    assert norm_caps([], factor=2.0) == []
+
+
+@given(st.lists(st.floats(0, 1e300), min_size=1, max_size=20), st.floats(1.0, 10.0))
+@repeatable
+def test_norm_caps_only_ever_shorten(norms: list[float], factor: float) -> None:
+    limit = factor * statistics.median(norms)
+    for norm, cap in zip(norms, norm_caps(norms, factor), strict=True):
+        assert 0.0 <= cap <= 1.0
+        assert cap * norm <= limit * (1 + 1e-12)
+        assert (cap == 1.0) == (norm <= limit) or cap == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("attackers", range(1, 50))
+@pytest.mark.parametrize("size", [10.0, 1e6, INF])
+def test_the_mean_breaks_down_at_one_over_one_plus_factor(factor: float, attackers: int, size: float) -> None:
+    """100 clients, the honest ones agree on +1, the others send -size: the capped mean keeps its sign up to there."""
+    norms = [1.0] * (100 - attackers) + [size] * attackers
+    caps = norm_caps(norms, factor)
+    sent = [1.0] * (100 - attackers) + [-size if size < INF else -1e300] * attackers
+    mean = math.fsum(cap * update for cap, update in zip(caps, sent, strict=True)) / 100
+    share = attackers / 100
+    if size == INF:
+        assert mean == pytest.approx(1 - share)
+    else:
+        assert mean == pytest.approx((1 - share) - share * factor)  # at most its share, at most factor long
+        if abs(share - 1 / (1 + factor)) > 1e-9:
+            assert (mean > 0) == (share < 1 / (1 + factor))
+
+
+# The rollback --------------------------------------------------------------------------------------------------------
+
+
+def judged(guard: LossGuard, *losses: float) -> list[bool]:
+    """Whether each loss asks for a rollback."""
+    state, out = guard.init(), []
+    for loss in losses:
+        state = guard.update(state, loss)
+        out.append(state.rollback)
+    return out
+
+
+def test_loss_guard_by_hand() -> None:
+    guard = LossGuard(above_first=1.2, above_best=2.0)
+    assert judged(guard, 1.0, 1.2, 1.21, 1.2) == [False, False, True, False]  # 1.2 × the first
+    assert judged(guard, 2.0, 1.0, 2.0, 2.01, 0.5, 1.01) == [False, False, False, True, False, True]  # 2 × the lowest
+    assert judged(guard, 1.0, NAN, INF, -INF, 1.0) == [False, True, True, True, False]
+    assert judged(guard, NAN, 50.0, 60.0, 60.1) == [True, False, False, True]  # the first *finite* one counts
+
+
+def test_a_rejected_loss_moves_no_limit() -> None:
+    guard = LossGuard()
+    state = guard.update(guard.update(guard.init(), 2.0), 1.5)
+    assert state == (2.0, 1.5, False)
+    assert guard.update(state, 9.0) == (2.0, 1.5, True)
+    assert guard.update(guard.update(state, 9.0), 1.6) == (2.0, 1.5, False)
+
+
+@given(st.lists(EVERY_FLOAT, max_size=20), st.floats(1.001, 10), st.floats(1.001, 10))
+@repeatable
+def test_loss_guard_never_accepts_what_is_no_number(losses: list[float], above_first: float, above_best: float) -> None:
+    guard = LossGuard(above_first=above_first, above_best=above_best)
+    for loss, rollback in zip(losses, judged(guard, *losses), strict=True):
+        assert rollback or math.isfinite(loss)
+
+
+@pytest.mark.parametrize("name", ["above_first", "above_best"])
+@pytest.mark.parametrize("value", [1.0, 0.5, -2.0, NAN])
+def test_bad_factors_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is a factor and must be above 1, got {value}"):
+        LossGuard(**{name: value})

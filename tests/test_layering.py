@@ -1,0 +1,187 @@
+"""House rules that matter: imports go down, layer 1 needs nothing, no code is loaded from data, files stay short."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedhyper
+
+PACKAGE = Path(__file__).parents[1] / "src" / "fedhyper"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# A module imports its own layer and those below; sim and flower, side by side on 3, not each other. A new module at
+# the top level has to be given its layer here.
+LAYERS = {
+    "__init__": 1,
+    "arrays": 1,
+    "baselines": 1,
+    "errors": 1,
+    "guard": 1,
+    "plans": 1,
+    "schedulers": 1,
+    "server": 1,
+    "theory": 1,
+    "checkpoint": 2,
+    "client": 2,
+    "vectors": 2,
+    "sim": 3,
+    "flower": 3,
+    "lab": 4,
+}
+RULES = ("schedulers", "baselines", "server", "guard", "theory", "arrays", "__init__")  # what issue 6 counts as layer 1
+
+
+def unit(path: Path) -> str:
+    """The module or subpackage right under fedhyper that ``path`` belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[str]:
+    """Every module that ``path`` imports, anywhere in the file, by its full name."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def _below(path: Path) -> list[str]:
+    """The units of this package that ``path`` imports."""
+    inside = [name.split(".") for name in imports(path) if name.split(".")[0] == "fedhyper"]
+    return [parts[1] if len(parts) > 1 and parts[1] in LAYERS else "__init__" for parts in inside]
+
+
+def violations(path: Path) -> list[str]:
+    """Imports of ``path`` that go up, or sideways between sim and flower."""
+    here = unit(path)
+    return [
+        f"{here} imports {there}"
+        for there in _below(path)
+        if LAYERS[there] > LAYERS[here] or (LAYERS[here] == 3 == LAYERS[there] and here != there)
+    ]
+
+
+def ids(paths: list[Path]) -> list[str]:
+    """Readable names of parametrized files."""
+    return [str(path.relative_to(PACKAGE)) for path in paths]
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids(FILES))
+def test_imports_go_down(path: Path) -> None:
+    assert unit(path) in LAYERS, f"give {unit(path)} a layer in {Path(__file__).name}"
+    assert violations(path) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "line", "allowed"),
+    [
+        ("guard.py", "from fedhyper import client", False),
+        ("guard.py", "import fedhyper.sim.rng", False),
+        ("vectors.py", "from fedhyper.arrays import inner", True),
+        ("vectors.py", "from fedhyper.sim.rng import generator", False),
+        ("sim/x.py", "from fedhyper.sim.rng import generator", True),
+        ("sim/x.py", "from fedhyper.flower import FedHyper", False),
+        ("flower/x.py", "import fedhyper.sim", False),
+        ("flower/x.py", "def f():\n    from fedhyper.lab.cli import main", False),
+        ("lab/x.py", "from fedhyper.sim import rng\nfrom fedhyper import flower", True),
+    ],
+)
+def test_the_layering_test_can_fail(
+    place: str, line: str, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(line)
+    assert (violations(path) == []) == allowed
+
+
+LAYER_1 = [path for path in FILES if LAYERS.get(unit(path)) == 1]
+
+
+@pytest.mark.parametrize("path", LAYER_1, ids=ids(LAYER_1))
+def test_layer_1_needs_the_standard_library_only(path: Path) -> None:
+    tops = {name.split(".")[0] for name in imports(path)}
+    assert tops <= {*sys.stdlib_module_names, "fedhyper"}
+
+
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "pandas.read_pickle"}
+
+
+def loaders(tree: ast.AST) -> list[str]:
+    """What in ``tree`` could run code that came as data."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module or ""] if (node.module or "").split(".")[0] in FORBIDDEN_MODULES else []
+            found += [f"{node.module}.{a.name}" for a in node.names if f"{node.module}.{a.name}" in FORBIDDEN_CALLS]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
+            found.append(ast.unparse(node.func))
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            found += [] if isinstance(node.value, ast.Constant) and node.value.value is False else ["allow_pickle"]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids(FILES))
+def test_no_code_is_loaded_from_data(path: Path) -> None:
+    assert loaders(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from yaml import load",
+        "x = eval('1')",
+        "import torch; torch.load('f')",
+        "from torch import load",
+        "import numpy as np; np.load('f', allow_pickle=True)",
+        "import marshal",
+    ],
+)
+def test_the_search_for_loaders_can_fail(line: str) -> None:
+    assert loaders(ast.parse(line)) != []
+
+
+def _lines(*names: str) -> int:
+    return sum(len((PACKAGE / f"{name}.py").read_text().splitlines()) for name in names)
+
+
+def test_layer_1_stays_readable_at_a_sitting() -> None:
+    assert _lines("schedulers") <= 250
+    assert _lines(*RULES) <= 700
+
+
+def _public(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node for node in body if isinstance(node, named) and not node.name.startswith("_")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=ids(FILES))
+def test_every_public_name_says_what_it_is(path: Path) -> None:
+    names = _public(ast.parse(path.read_text()).body)
+    if LAYERS[unit(path)] <= 2:  # what others build on: the methods, too
+        names += [method for node in names if isinstance(node, ast.ClassDef) for method in _public(node.body)]
+    assert [f"{node.name}, line {node.lineno}" for node in names if not ast.get_docstring(node)] == []
+
+
+def test_import_fedhyper_loads_neither_torch_nor_numpy() -> None:
+    script = "import sys, fedhyper; print(sorted({'torch', 'numpy', 'flwr', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_is_exported_exists() -> None:
+    assert len(fedhyper.__all__) == len(set(fedhyper.__all__))
+    assert all(hasattr(fedhyper, name) for name in fedhyper.__all__)
