@@ -1,0 +1,51 @@
+# make demo    sets everything up and shows the main job          make test    sets everything up and runs the tests
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup browser demo test test-slow test-flower lint bench bench-robustness clean
+
+help:
+	@echo "make demo | test | test-slow | test-flower | lint | bench | bench-robustness | clean"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The report is tested in a real browser: Debian's Chromium. Where it cannot be had those tests say so and are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| { echo "installing Chromium for the browser tests"; \
+	     { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y chromium; } >/dev/null 2>&1 \
+	     || echo "no Chromium here: the browser tests will be skipped"; }
+
+demo: $(READY)
+	$(BIN)/fedhyper demo
+
+# -n 2: one process a core of the smallest machine we support; more cores make it faster with -n auto
+test: $(READY) browser lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not flower"
+
+test-slow: $(READY) browser
+	$(BIN)/python -m pytest -m "slow and not flower"
+
+test-flower: $(READY)
+	$(BIN)/python -m pytest -m flower
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/client_step.py
+	$(BIN)/python benchmarks/simulator.py
+
+bench-robustness: $(READY)
+	$(BIN)/python benchmarks/robustness.py
+
+clean:
+	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
