@@ -104,7 +104,7 @@ class Config(_Strict):
     carry: bool = Field(False, description="CL: a round starts from the clients' last rates, not from local_lr")
     norm_cap: float = Field(0.0, ge=0, le=1e6, description="longest update, in medians of the round; 0 = off")
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
-    engine: Literal["auto", "sequential", "fast"] = Field("auto", description="how clients are computed")
+    engine: Literal["fast", "sequential"] = Field("fast", description="sequential is the slow twin")
     eval_every: Count = Field(5, description="rounds between evaluations on the test set; the last round always is")
     client_metrics: bool = Field(False, description="also evaluate on each client's own data, at the same rounds")
     checkpoint_every: Limit = Field(0, description="rounds between checkpoints; 0 = whenever one costs under 2 %")
@@ -112,8 +112,10 @@ class Config(_Strict):
     stop_at_target: bool = Field(False, description="end the run when target_accuracy is reached")
     patience: Limit = Field(0, description="end after this many evaluations without a better accuracy; 0 = never")
     max_bad_rounds: Count = Field(5, description="end (exit code 3) after this many rounds without a usable update")
-    partition: PartitionConfig = Field(default_factory=PartitionConfig, description="who holds what")
-    options: Options = Field(default_factory=Options, description="the method's options")
+    partition: PartitionConfig = Field(
+        default_factory=lambda: PartitionConfig.model_validate({}), description="who holds what"
+    )
+    options: Options = Field(default_factory=lambda: Options.model_validate({}), description="the method's options")
     model_options: dict[Annotated[str, Field(max_length=100)], bool | int | float | str] = Field(
         default_factory=dict, description="the model's options, such as norm or width of resnet18"
     )
@@ -139,7 +141,9 @@ class Config(_Strict):
             )
         known = option_names(self.method)  # refuses an unknown method
         if self.carry and "global_term" not in known:
-            raise ValueError(f"carry = true is for methods with FedHyper-CL, such as fedhyper-g+cl, not '{self.method}'")
+            raise ValueError(
+                f"carry = true is for methods with FedHyper-CL, such as fedhyper-g+cl, not '{self.method}'"
+            )
         for name in self.options.model_fields_set:
             if name not in known and getattr(self.options, name) is not None:
                 takes = f"it takes {', '.join(known)}" if known else "it takes none"
@@ -163,7 +167,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     values = read_toml(path)
     changes = [parse_override(text) for text in overrides]
     for key, value in changes:
-        _put(values, key, value)
+        put(values, key, value)
     return make_config(values, str(path), {key for key, _ in changes})
 
 
@@ -199,6 +203,8 @@ def _explain(key: str, error: Any) -> str:
         hint = did_you_mean(name, known, prefix=f"{table}." if table else "")
         return f"key '{printable(key)}' is not known; {hint}"
     value = error["input"]
+    if key.startswith("model_options."):
+        return f"{printable(key)} = {shown(value)} must be a finite number, a string, true or false"
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return f"{key} = {shown(value)} must be one of {', '.join(choices)}" + (
@@ -215,10 +221,10 @@ def _explain(key: str, error: Any) -> str:
         "string_too_long": "a name of at most 100 characters",
         "model_type": f"a table, as in [{key}]",
         "dict_type": f"a table, as in [{key}]",
-        "greater_than": f"above {context.get('gt', 0):g}",
-        "greater_than_equal": f"at least {context.get('ge', 0):g}",
-        "less_than": f"below {context.get('lt', 0):g}",
-        "less_than_equal": f"at most {context.get('le', 0):g}",
+        "greater_than": f"above {context.get('gt', 0):,}",
+        "greater_than_equal": f"at least {context.get('ge', 0):,}",
+        "less_than": f"below {context.get('lt', 0):,}",
+        "less_than_equal": f"at most {context.get('le', 0):,}",
     }.get(kind, str(error["msg"]).lower())
     return f"{printable(key)} = {shown(value)} must be {expected}"
 
@@ -261,7 +267,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(f"{printable(str(path))} is not a file; pass a TOML file such as experiments/fmnist.toml")
+                raise UserError(
+                    f"{printable(str(path))} is not a file; pass a TOML file such as experiments/fmnist.toml"
+                )
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a path"
@@ -287,11 +295,17 @@ def parse_toml(content: bytes, source: str) -> dict[str, Any]:
 
 def parse_override(text: str) -> tuple[str, Any]:
     """``partition.concentration=0.1`` → (key, value). The value is TOML; what is not TOML is a bare string."""
+    key, value = split_override(text)
+    return key, parse_value(value, key)
+
+
+def split_override(text: str) -> tuple[str, str]:
+    """``key=value`` → (key, what is written for the value)."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key or not all(part.replace("_", "").isalnum() for part in key.split(".")):
         raise UserError(f"'{printable(text)}' is not key=value, such as local_lr=0.1 or partition.kind=iid")
-    return key, parse_value(value.strip(), key)
+    return key, value.strip()
 
 
 def parse_value(text: str, key: str = "value") -> Any:
@@ -307,7 +321,8 @@ def parse_value(text: str, key: str = "value") -> Any:
     return values["value"] if set(values) == {"value"} else text
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value of a dotted key."""
     *tables, name = key.split(".")
     for table in tables:
         inner = values.setdefault(table, {})

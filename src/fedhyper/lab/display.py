@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.live import Live
 
-    from fedhyper.lab.run import Listener, Record, Run, Summary
+    from fedhyper.lab.progress import Listener, Record, Summary
+    from fedhyper.lab.run import Run
 
 BARS = "▁▂▃▄▅▆▇█"
 ROWS = 12  # of the live table
@@ -227,7 +228,9 @@ class LiveTable(Quiet):
         for name, key, log in (("accuracy", "accuracy", False), ("local rate", "local_lr", True)):
             lines.append(Text(f"{name:>11} {sparkline((r[key] for r in self._records), log=log)}", style="cyan"))
         if any(r["global_lr"] != config.global_lr for r in self._records):
-            lines.append(Text(f"global rate {sparkline((r['global_lr'] for r in self._records), log=True)}", style="cyan"))
+            lines.append(
+                Text(f"global rate {sparkline((r['global_lr'] for r in self._records), log=True)}", style="cyan")
+            )
         left = f", {self.clock.left(config.rounds - done)} left" if self._records else ""
         lines.append(Text(f"round {done} of {config.rounds}, {self.clock.seconds:.2f} s a round{left}"))
         return Group(*lines)

@@ -7,178 +7,23 @@ off when the run continues, and computed again.
 
 from __future__ import annotations
 
-import functools
-import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import fedhyper
 from fedhyper.errors import CheckpointRefused, TrainingStopped, UserError
+from fedhyper.lab.build import environment, library_version, make_simulation
 from fedhyper.lab.config import Config, config_hash, differences
 from fedhyper.lab.interrupt import AbandonRound, Interrupted, Signals
-from fedhyper.lab.runfiles import RunDirectory, storage
+from fedhyper.lab.progress import Listener, Progress, Record, Silent, Summary
+from fedhyper.lab.runfiles import RunDirectory, replace, storage
 
 if TYPE_CHECKING:
-    from fedhyper.sim.partition import Partition
     from fedhyper.sim.rounds import Simulation
-    from fedhyper.sim.tasks import Task
 
 CHECKPOINT_SHARE = 0.02  # of the time, at checkpoint_every = 0
-
-Summary = dict[str, Any]
-Record = dict[str, Any]
-
-
-class Listener(Protocol):
-    """What is told about a run while it goes on."""
-
-    def start(self, run: Run) -> None:
-        """The run is ready; ``run.round`` rounds of it were there before."""
-
-    def round(self, run: Run, record: Record) -> None:
-        """One more round is done."""
-
-    def note(self, text: str) -> None:
-        """Something a person should know."""
-
-    def end(self, run: Run, summary: Summary) -> None:
-        """The run is over, for now or for good."""
-
-
-class Silent:
-    """A listener that says nothing."""
-
-    def start(self, run: Run) -> None:
-        """Nothing."""
-
-    def round(self, run: Run, record: Record) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def end(self, run: Run, summary: Summary) -> None:
-        """Nothing."""
-
-
-@dataclass
-class Progress:
-    """What the records of a run add up to. Seconds are those of its rounds, however often it was interrupted."""
-
-    target: float
-    rounds: int = 0
-    final_accuracy: float | None = None
-    final_loss: float | None = None
-    best_accuracy: float | None = None
-    since_best: int = 0  # evaluations
-    rounds_to_target: int | None = None
-    seconds_to_target: float | None = None
-    seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    def add(self, record: Record) -> None:
-        """Count one more round in."""
-        self.rounds = record["round"]
-        self.seconds += sum(value for key, value in record.items() if key.startswith("seconds") and value)
-        self.bytes_up += record["bytes_up"]
-        self.bytes_down += record["bytes_down"]
-        accuracy = record["accuracy"]
-        if accuracy is None:
-            return
-        self.final_accuracy, self.final_loss = accuracy, record["test_loss"]
-        if self.best_accuracy is None or accuracy > self.best_accuracy:
-            self.best_accuracy, self.since_best = accuracy, 0
-        else:
-            self.since_best += 1
-        if self.target and accuracy >= self.target and self.rounds_to_target is None:
-            self.rounds_to_target, self.seconds_to_target = self.rounds, self.seconds
-
-    def summary(self, status: str, weights_sha256: str) -> Summary:
-        """What ``summary.json`` holds."""
-        return {
-            "status": status,
-            "rounds": self.rounds,
-            "final_accuracy": self.final_accuracy,
-            "best_accuracy": self.best_accuracy,
-            "final_loss": self.final_loss,
-            "target_accuracy": self.target or None,
-            "rounds_to_target": self.rounds_to_target,
-            "seconds_to_target": self.seconds_to_target,
-            "seconds": self.seconds,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "weights_sha256": weights_sha256,
-        }
-
-
-@functools.lru_cache(maxsize=1)  # the cells of a sweep share their data
-def _load_task(name: str, subset: int) -> Task:
-    from fedhyper.sim.tasks import load_task
-
-    return load_task(name, subset=subset or None)
-
-
-def make_partition(config: Config) -> tuple[Task, Partition]:
-    """The data of an experiment and who holds what."""
-    from fedhyper.sim.partition import make_partition as split
-
-    task = _load_task(config.task, config.subset)
-    partition = split(
-        config.partition.kind,
-        task.train_y.numpy(),
-        config.clients,
-        seed=config.seed,
-        concentration=config.partition.concentration,
-        shards_per_client=config.partition.shards_per_client,
-        min_size=config.partition.min_size,
-        groups=task.groups,
-    )
-    return task, partition
-
-
-def make_simulation(config: Config, *, workers: int | None = None, device: str = "cpu") -> Simulation:
-    """The simulation a config describes, before its first round. ``workers`` None means every core."""
-    from fedhyper.sim.methods import make_method
-    from fedhyper.sim.models import make_model
-    from fedhyper.sim.rounds import Simulation
-
-    task, partition = make_partition(config)
-    name, options = config.model or task.model, config.model_options
-    model = make_model(name, task.shape, task.classes, seed=config.seed, tokens=task.tokens, **options)
-    method = make_method(
-        config.method, local_lr=config.local_lr, global_lr=config.global_lr, **config.method_options
-    )
-    return Simulation(
-        task=task,
-        partition=partition,
-        model=model,
-        method=method,
-        clients_per_round=config.clients_per_round,
-        local_epochs=config.local_epochs,
-        local_steps=config.local_steps,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        weighting=config.weighting,
-        sampling=config.sampling,
-        carry=config.carry,
-        norm_cap=config.norm_cap,
-        engine=config.engine,
-        workers=workers or cores(),
-        device=device,
-    )
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Run:
@@ -359,7 +204,7 @@ class Run:
     def _save(self, state: tuple[dict[str, Any], Any]) -> None:
         started = time.perf_counter()
         tensors = {name: tensor.detach().cpu().numpy() for name, tensor in state[0].items()}
-        versions = {"fedhyper": fedhyper.__version__, "torch": _version("torch")}
+        versions = {"fedhyper": fedhyper.__version__, "torch": library_version("torch")}
         values = {"config_hash": config_hash(self.config), "state": state[1], "versions": versions}
         self.files.save_checkpoint(self.round, tensors, values)
         self._saved_round, self._saved_at = self.round, time.perf_counter()
@@ -377,14 +222,13 @@ class Run:
             config = self.config
             raise TrainingStopped(
                 f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; start from a lower "
-                f"local_lr than {config.local_lr:g}" + ("" if config.method == "fedhyper" else " or use method=fedhyper")
+                f"local_lr than {config.local_lr:g}"
+                + ("" if config.method == "fedhyper" else " or use method=fedhyper")
             )
         return summary
 
     def _write_weights(self, path: Path) -> None:
         from safetensors.torch import save
-
-        from fedhyper.lab.runfiles import replace
 
         replace(path, save({name: tensor.contiguous() for name, tensor in self.sim.named_weights().items()}))
 
@@ -392,7 +236,9 @@ class Run:
         """Bring everything to disk; what to raise comes back."""
         self.checkpoint()
         self._write_summary("interrupted")
-        return Interrupted(number, f"interrupted after round {self.round} of {self.config.rounds}; add --resume to go on")
+        return Interrupted(
+            number, f"interrupted after round {self.round} of {self.config.rounds}; add --resume to go on"
+        )
 
     def _write_summary(self, status: Literal["running", "finished", "interrupted", "diverged"]) -> Summary:
         self.status = status
@@ -432,37 +278,3 @@ def run_experiment(
             raise run.interrupt(signals.received) from None
         finally:
             display.end(run, run.progress.summary(run.status, ""))
-
-
-def environment() -> dict[str, Any]:
-    """What a run depends on besides its config: versions and the machine."""
-    return {
-        "fedhyper": fedhyper.__version__,
-        "python": platform.python_version(),
-        "torch": _version("torch"),
-        "numpy": _version("numpy"),
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "git": _commit(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _version(name: str) -> str | None:
-    module = sys.modules.get(name)
-    return str(module.__version__) if module else None
-
-
-@functools.cache
-def _commit() -> str | None:
-    """The commit of the checkout this package runs from; None when it was installed as a wheel."""
-    root = Path(fedhyper.__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None

@@ -1,9 +1,9 @@
 """A run directory on disk: one writer at a time, every file whole or absent, metrics that only grow.
 
-    config.toml  env.json  partition.json  summary.json      replaced atomically
-    metrics.jsonl                                            one line a round; a checkpoint knows its length
-    checkpoint/round-000012.ckpt                             the newest two
-    weights.safetensors                                      at the end
+config.toml  env.json  partition.json  summary.json      replaced atomically
+metrics.jsonl                                            one line a round; a checkpoint knows its length
+checkpoint/round-000012.ckpt                             the newest two
+weights.safetensors                                      at the end
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunDirectory:
         with storage(self.path):
             _refuse_foreign(self.path)
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.path)
+            self._lock = lock(self.path)
             self._remove_stale()
 
     def __enter__(self) -> Self:
@@ -205,7 +205,8 @@ def _refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} has a config.toml but holds no run; choose another --out")
 
 
-def _lock(path: Path) -> int:
+def lock(path: Path) -> int:
+    """Hold the directory until the descriptor that comes back is closed, or refuse because another process does."""
     # flock and not a file with a pid in it: the kernel lets go of it when its holder dies, however it dies.
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:

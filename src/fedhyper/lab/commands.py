@@ -1,0 +1,336 @@
+"""The commands, each a few lines: read what was asked for, call what does it, print what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import typer
+
+import fedhyper
+from fedhyper.errors import StorageError, UserError
+
+app = typer.Typer(
+    name="fedhyper",
+    help="Learning rates for federated learning, set while training runs.\n\nStart with [bold]fedhyper demo[/].",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Datasets: where they are, download, verify.", no_args_is_help=True)
+flower_app = typer.Typer(help="Flower: many machines.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
+
+Experiment = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="the config", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[key=value]...", help="change the config", show_default=False)
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="where the files go", show_default=False)]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="threads; does not change the result", show_default="every core")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but errors")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON lines, for programs")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="do not write report.html")]
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run the command line ``arguments``; the exit code comes back, errors are raised."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(list(arguments), prog_name="fedhyper", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.ctx.get_help() if error.ctx else error.format_message())
+        return 2
+    except click.ClickException as error:
+        raise UserError(error.format_message()) from error
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    return result if isinstance(result, int) else 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedhyper {fedhyper.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error; works anywhere")] = False,
+) -> None:
+    """Options of every command; ``--debug`` is taken out by ``main`` before this is asked."""
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    quiet: Quiet = False,
+    no_report: NoReport = False,
+) -> None:
+    """FedAvg and FedHyper side by side from a rate 100 times too small. No network, under a minute."""
+    from fedhyper.lab.demo import run_demo
+
+    run_demo(out, quiet=quiet, report=not no_report)
+
+
+@app.command()
+def run(
+    experiment: Experiment,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run, or extend a finished")] = False,
+    workers: Workers = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: Json = False,
+    no_report: NoReport = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also log for TensorBoard")] = False,
+) -> None:
+    """Run one experiment.
+
+    fedhyper run experiments/fmnist.toml
+
+    fedhyper run experiments/fmnist.toml method=fedexp seed=3 partition.concentration=0.1
+
+    fedhyper run experiments/fmnist.toml rounds=100 --resume
+    """
+    from fedhyper.lab.config import load_config
+    from fedhyper.lab.display import make_display
+    from fedhyper.lab.progress import Listener
+    from fedhyper.lab.run import run_experiment
+
+    config = load_config(experiment, overrides or ())
+    display: Listener = make_display(quiet=quiet, as_json=as_json)
+    if tensorboard:
+        from fedhyper.lab.tensorboard import TensorBoard
+
+        display = TensorBoard(display)
+    target = out or default_out(experiment, overrides or ())
+    run_experiment(config, target, resume=resume, workers=workers, device=device, display=display)
+    if not no_report:
+        say_report(target, quiet=quiet or as_json)
+
+
+def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
+    """``runs/fmnist/method=fedexp,seed=3``: the same command finds its run again."""
+    from fedhyper.lab.config import parse_override
+    from fedhyper.lab.grid import cell_name
+
+    return Path("runs") / experiment.stem / cell_name(parse_override(text) for text in overrides)
+
+
+def say_report(directory: Path, *, quiet: bool) -> Path | None:
+    """Write ``report.html`` into a directory of runs and say where it is; without the extra say how to get it."""
+    from fedhyper.lab.report import write_report
+
+    path = directory / "report.html"
+    try:
+        write_report([directory], path)
+    except StorageError:
+        raise
+    except (UserError, ModuleNotFoundError) as error:
+        # The run is done and on disk: the missing page must not make it a failure.
+        print(f"fedhyper: note: no report ({error}); pip install 'fedhyper[report]'", file=sys.stderr)
+        return None
+    if not quiet:
+        print(f"report: {path}")
+    return path
+
+
+@app.command()
+def sweep(
+    experiment: Experiment,
+    axes: Annotated[list[str], typer.Argument(metavar="key=a,b,c | key=0..4 ...", show_default=False)],
+    out: Out = None,
+    jobs: Annotated[int | None, typer.Option(min=1, max=1024, help="cells at a time", show_default="cores")] = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: Json = False,
+    no_report: NoReport = False,
+) -> int:
+    """Run a grid of experiments. The same command continues it, whatever ended it.
+
+    fedhyper sweep experiments/fmnist.toml local_lr=0.001,0.01,0.1 seed=0..2 method=fedavg,fedhyper
+    """
+    from fedhyper.lab.config import read_toml
+    from fedhyper.lab.grid import make_cells, parse_axes
+    from fedhyper.lab.sweep import run_sweep
+    from fedhyper.lab.sweep_display import make_sweep_display
+
+    values = read_toml(experiment)
+    fixed, grid = parse_axes(axes)
+    cells = make_cells(values, fixed, grid, str(experiment))
+    target = out or Path("runs") / f"{experiment.stem}-sweep"
+    outcomes = run_sweep(
+        cells,
+        target,
+        description={"experiment": experiment.name, "axes": grid, "fixed": fixed},
+        jobs=jobs,
+        device=device,
+        display=make_sweep_display(quiet=quiet, as_json=as_json),
+    )
+    if not quiet and not as_json:
+        print_table([target])
+    if not no_report:
+        say_report(target, quiet=quiet or as_json)
+    failed = [one for one in outcomes if one.status not in ("finished", "diverged")]
+    if failed:
+        shown = f"{failed[0].cell.name}: {failed[0].message}"
+        print(f"fedhyper: {len(failed)} of {len(outcomes)} cells failed; the first: {shown}", file=sys.stderr)
+    return failed[0].exit_code if failed else 0
+
+
+def print_table(paths: Sequence[Path]) -> None:
+    """The headline table of all runs under ``paths``."""
+    from fedhyper.lab.tables import headline_table
+
+    table = headline_table(paths, "md")
+    if not sys.stdout.isatty():
+        print(table)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(table))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="runs, sweeps, or directories of them")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="the page")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="write PNG, SVG and PDF here instead")] = None,
+    table: Annotated[
+        Literal["md", "latex", "csv"] | None, typer.Option(help="print the table instead", show_default=False)
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="heading of the page", show_default=False)] = None,
+) -> None:
+    """One self-contained page of runs, their figures as files, or their table.
+
+    fedhyper report runs/ -o report.html
+
+    fedhyper report runs/fmnist-sweep --figures figures/
+
+    fedhyper report runs/fmnist-sweep --table latex
+    """
+    if table is not None:
+        from fedhyper.lab.tables import headline_table
+
+        print(headline_table(runs, table), end="")
+    if figures is not None:
+        from fedhyper.lab.report import write_figures
+
+        for path in write_figures(runs, figures):
+            print(path)
+    if table is None and figures is None:
+        from fedhyper.lab.report import write_report
+
+        print(write_report(runs, out, title=title))
+
+
+@app.command()
+def partition(
+    experiment: Experiment,
+    overrides: Overrides = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="also draw it: .png, .svg or .pdf")] = None,
+    as_json: Json = False,
+) -> None:
+    """Who holds what: a table of the clients, and a picture.
+
+    fedhyper partition experiments/fmnist.toml partition.concentration=0.1 --figure partition.png
+    """
+    from fedhyper.lab.build import make_partition
+    from fedhyper.lab.config import load_config
+    from fedhyper.lab.partition_table import print_partition
+
+    config = load_config(experiment, overrides or ())
+    _, split = make_partition(config)
+    record = split.to_json()
+    if as_json:
+        print(json.dumps(record))
+    else:
+        print_partition(config, record)
+    if figure is not None:
+        from fedhyper.lab import plots
+
+        plots.save(plots.partition_chart(record), figure, title=f"{config.task}: who holds what")
+        if not as_json:
+            print(f"picture: {figure}")
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """Which datasets there are, which are here, and where."""
+    from fedhyper.sim.data import dataset_status
+
+    _print_data(dataset_status(check=False), as_json)
+
+
+@data_app.command("check")
+def data_check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", show_default=False)] = None,
+    as_json: Json = False,
+) -> int:
+    """Read every byte and compare with what was published. Exit code 5 if a file is damaged or missing."""
+    from fedhyper.sim.data import dataset_status
+
+    statuses = dataset_status(names or None)
+    _print_data(statuses, as_json)
+    problems = [file.problem for status in statuses for file in status.files if file.problem]
+    for problem in problems:
+        print(f"fedhyper: {problem}", file=sys.stderr)
+    wanted = ("missing", "corrupt") if names else ("corrupt",)
+    return 5 if any(file.state in wanted for status in statuses for file in status.files) else 0
+
+
+@data_app.command("fetch")
+def data_fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="mnist fmnist cifar10 shakespeare")],
+    quiet: Quiet = False,
+) -> None:
+    """Download what is missing, verified by SHA-256.
+
+    fedhyper data fetch fmnist
+    """
+    from fedhyper.sim.data import fetch
+    from fedhyper.sim.published import dataset
+
+    for name in names:
+        dataset(name)  # a typing mistake is said before the first download
+    statuses = [fetch(name, progress=not quiet) for name in names]
+    if not quiet:
+        _print_data(statuses, as_json=False)
+
+
+def _print_data(statuses: Sequence[Any], as_json: bool) -> None:
+    for status in statuses:
+        if as_json:
+            files = [{"path": f.path, "state": f.state, "size": f.size, "sha256": f.sha256} for f in status.files]
+            record = {"name": status.name, "state": status.state, "directory": str(status.directory), "files": files}
+            print(json.dumps(record))
+        else:
+            size = f"{status.size / 1e6:.1f} MB" if status.size else ""
+            print(f"{status.name:<12} {status.state:<11} {size:>9}  {status.directory}")
+
+
+@flower_app.command("new")
+def flower_new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a directory that does not exist yet")],
+    task: Annotated[str, typer.Option(help="what the app learns")] = "digits",
+) -> None:
+    """Write a Flower app to start from.
+
+    fedhyper flower new my-app && cd my-app && flwr run .
+    """
+    from fedhyper.lab.flower_new import new_app
+
+    new_app(directory, task)
+    print(f"{directory}: a Flower app; next: cd {directory} && pip install -e . && flwr run .")
