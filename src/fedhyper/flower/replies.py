@@ -1,0 +1,168 @@
+"""Which replies may be believed. A bad one is refused by name and the run goes on; Flower's own checks end it.
+
+Everything a client says is untrusted: keys, shapes, types, numbers, its weight, its round, how often it answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, cast
+
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedhyper.flower.records import Arrays, Layout, finite, views
+
+PREFIX = "fedhyper."  # records and metrics of ours, which an inner strategy never sees
+_MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
+_ECHOES = (f"{PREFIX}round", "server-round")
+
+Metric = int | float | list[int] | list[float]
+
+
+class Reply(NamedTuple):
+    """One reply that passed. ``metrics`` has ours too; the message's content no longer has."""
+
+    message: Message
+    node: int
+    weight: float
+    arrays: Arrays
+    metrics: dict[str, Metric]
+
+
+class Refusal(NamedTuple):
+    """Who was refused, and why."""
+
+    node: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a reply to this round's messages must look like. ``layout`` None: masked arrays, which nobody may check."""
+
+    server_round: int
+    layout: Layout | None
+    asked: Collection[int]
+    weight_key: str
+    weight_cap: float | None = None
+
+
+def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[Reply], list[Refusal]]:
+    """The replies to believe and those refused. Contents of the former are put into the one form strategies expect."""
+    kept: dict[int, Reply] = {}
+    refused: list[Refusal] = []
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            if node in kept:
+                raise ValueError("a second reply to one message")
+            kept[node] = _read(message, expected)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            refused.append(Refusal(node, _one_line(str(error))))
+    signature = _majority([_signature(reply) for reply in kept.values()])
+    agreeing = []
+    for reply in kept.values():
+        if _signature(reply) == signature:
+            agreeing.append(reply)
+        else:
+            refused.append(Refusal(reply.node, "its metrics are not those the other clients send"))
+    if expected.weight_cap is not None and agreeing:
+        limit = expected.weight_cap * median(reply.weight for reply in agreeing)
+        agreeing = [reply._replace(weight=min(reply.weight, limit)) for reply in agreeing]
+    if expected.layout is not None:
+        for reply in agreeing:
+            _strip(reply, expected.layout, expected.weight_key)
+    return agreeing, refused
+
+
+def _read(message: Message, expected: Expected) -> Reply:
+    """The reply in parts, or ValueError with the reason not to believe it."""
+    node = message.metadata.src_node_id
+    if node not in expected.asked:
+        raise ValueError("nobody asked this node")
+    if not message.has_content():
+        raise ValueError("neither content nor error")
+    metrics = _metrics(message.content)
+    weight = _weight(metrics, expected.weight_key)
+    for key in _ECHOES:
+        if metrics.get(key, expected.server_round) != expected.server_round:
+            raise ValueError(f"it answers round {metrics[key]}, this is round {expected.server_round}")
+    if expected.layout is None:
+        return Reply(message, node, weight, {}, metrics)
+    array_records = _ours_removed(dict(message.content.array_records.items()))
+    if len(array_records) != 1:
+        raise ValueError(f"{len(array_records)} array records, expected 1")
+    arrays = views(next(iter(array_records.values())))
+    if wrong := expected.layout.mismatch(arrays):
+        raise ValueError(wrong)
+    for name, array in arrays.items():
+        if not finite(array):
+            raise ValueError(f"non-finite numbers in array {name!r}")
+    return Reply(message, node, weight, arrays, metrics)
+
+
+def _ours_removed(records: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
+    return {key: record for key, record in records.items() if not key.startswith(PREFIX)}
+
+
+def _metrics(content: RecordDict) -> dict[str, Metric]:
+    plain = [key for key in content.metric_records if not key.startswith(PREFIX)]
+    if len(plain) != 1:
+        raise ValueError(f"{len(plain)} metric records, expected 1")
+    metrics: dict[str, Metric] = {}
+    for record in content.metric_records.values():
+        metrics.update(cast(dict[str, Metric], dict(record.items())))
+    for key, value in metrics.items():
+        for number in value if isinstance(value, list) else [value]:
+            if not math.isfinite(number):
+                raise ValueError(f"metric {key!r:.80} is {number}")
+    return metrics
+
+
+def _weight(metrics: dict[str, Metric], key: str) -> float:
+    if key not in metrics:
+        raise ValueError(f"metric {key!r}, its weight, is missing")
+    weight = metrics[key]
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        raise ValueError(f"weight {key!r} is a {type(weight).__name__}, not a number")
+    if not 0 < weight <= _MOST_EXAMPLES:
+        raise ValueError(f"weight {key!r} = {weight} is not in (0, 2**53]")
+    return weight
+
+
+def _signature(reply: Reply) -> tuple[tuple[str, int], ...]:
+    """Names of the metrics an inner strategy averages, and their lengths (-1: a number)."""
+    shown = {key: value for key, value in reply.metrics.items() if not key.startswith(PREFIX)}
+    return tuple(sorted((key, len(value) if isinstance(value, list) else -1) for key, value in shown.items()))
+
+
+def _majority(signatures: list[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, int], ...] | None:
+    """What most clients send; between equals, the smaller, whatever the order of arrival."""
+    counts = Counter(signatures)
+    return min(counts, key=lambda signature: (-counts[signature], signature), default=None)
+
+
+def _strip(reply: Reply, layout: Layout, weight_key: str) -> None:
+    """One array record in the model's own order (two strategies of Flower pair arrays by position), one of metrics."""
+    content = reply.message.content
+    [(arrays_key, record)] = _ours_removed(dict(content.array_records.items())).items()
+    [metrics_key] = [key for key in content.metric_records if not key.startswith(PREFIX)]
+    shown = {k: v for k, v in content.metric_records[metrics_key].items() if not k.startswith(PREFIX)}
+    shown[weight_key] = reply.weight
+    others = {k: v for k, v in content.config_records.items() if not k.startswith(PREFIX)}
+    reply.message.content = RecordDict(
+        {
+            arrays_key: ArrayRecord({name: record[name] for name in layout.shapes}),
+            metrics_key: MetricRecord(shown),
+            **others,
+        }
+    )
+
+
+def _one_line(text: str, limit: int = 200) -> str:
+    """What a client wrote, fit for a log: no line breaks, no escape sequences, not endless."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:limit]

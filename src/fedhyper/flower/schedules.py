@@ -1,0 +1,56 @@
+"""The schedules by name, and from rule objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedhyper.baselines import Constant
+from fedhyper.errors import UserError
+from fedhyper.plans import Auto, Pair, Plan
+from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
+
+Rules = FedHyperG | FedHyperCL | Plan | tuple[Any, ...]
+Schedule = str | Rules
+
+NAMES = ("auto", "g", "sl", "cl", "g+sl", "g+cl", "constant")
+
+
+def make_schedule(schedule: Schedule, *, local_lr: float, global_lr: float) -> tuple[Plan, FedHyperCL | None]:
+    """What the server decides each round, and the rule clients run each step (None: plain SGD).
+
+    A rule object brings its own initial rate; ``local_lr`` and ``global_lr`` start the rates that no object sets.
+    """
+    if isinstance(schedule, str):
+        schedule = _by_name(schedule, local_lr, global_lr)
+    if isinstance(schedule, (FedHyperG, FedHyperCL)):
+        schedule = (schedule,)
+    if not isinstance(schedule, tuple):
+        if not all(hasattr(schedule, name) for name in ("requires", "init", "update")):
+            raise UserError(f"schedule must be one of {', '.join(NAMES)}, rules, or a plan, got {schedule!r}")
+        return schedule, None
+    glob: Any = Constant(lr=global_lr)
+    local: Any = Constant(lr=local_lr)
+    client = None
+    for rule in schedule:
+        if isinstance(rule, FedHyperCL):
+            client, local = rule, Constant(lr=rule.lr)
+        elif isinstance(rule, FedHyperSL):  # before G, which it inherits from
+            local = rule
+        elif isinstance(rule, FedHyperG):
+            glob = rule
+        else:
+            raise UserError(f"schedule takes FedHyperG, FedHyperSL and FedHyperCL, got {rule!r}; use Pair for others")
+    return Pair(global_rule=glob, local_rule=local), client
+
+
+def _by_name(name: str, local_lr: float, global_lr: float) -> Rules:
+    if name == "auto":
+        return Auto(local_lr=local_lr, global_lr=global_lr)
+    rules = {
+        "g": FedHyperG(lr=global_lr),
+        "sl": FedHyperSL(lr=local_lr),
+        "cl": FedHyperCL(lr=local_lr, local_steps=1),  # each client puts its own number of steps
+    }
+    if name not in NAMES:
+        raise UserError(f"schedule must be one of {', '.join(NAMES)}, got {name!r}")
+    return tuple(rules[part] for part in name.split("+") if part != "constant")

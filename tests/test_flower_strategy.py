@@ -1,0 +1,440 @@
+"""FedHyper around Flower's strategies, in process: what it sends, what it makes of replies, what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    Strategy,
+)
+
+from fedhyper import Auto, Decay, FedExP, FedHyperCL, FedHyperG, FedHyperSL, Pair
+from fedhyper.errors import TrainingStopped, UserError
+from fedhyper.flower import FedHyper
+from tests.flower_support import LocalGrid, arrays, config, initial, numbers, quadratic_app, same_bits
+
+INNER: dict[str, Callable[[], Strategy]] = {
+    "FedAvg": FedAvg,
+    "FedProx": FedProx,
+    "FedAvgM": lambda: FedAvgM(server_momentum=0.9),
+    "FedAvgM off": FedAvgM,
+    "FedAdam": FedAdam,
+    "FedYogi": FedYogi,
+    "FedAdagrad": FedAdagrad,
+    "FedMedian": FedMedian,
+    "FedTrimmedAvg": FedTrimmedAvg,
+    "Krum": lambda: Krum(num_malicious_nodes=1),
+}
+
+
+def run(strategy: FedHyper, rounds: int = 4, clients: int = 6, app: Any = None, **grid: Any) -> ArrayRecord:
+    return strategy.start(LocalGrid(app or quadratic_app(), clients, **grid), initial(), num_rounds=rounds).arrays
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("schedule", ["auto", "g", "g+sl"])
+def test_any_strategy_can_be_wrapped_and_the_model_keeps_its_form(name: str, schedule: str) -> None:
+    strategy = FedHyper(INNER[name](), schedule, seed=3)
+    result = run(strategy)
+    for key, array in initial().items():
+        assert (result[key].dtype, result[key].shape) == (array.dtype, array.shape)
+    assert all(np.isfinite(value).all() for value in numbers(result).values())
+    assert [record["rejected"] for record in strategy.history] == [0] * 4
+    assert [record["used"] for record in strategy.history] == [6] * 4
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum"])
+def test_with_constant_rates_of_one_the_bits_are_the_inner_strategys_own(name: str) -> None:
+    class Sorted(FedHyper):
+        """Nothing but the order of replies."""
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            ordered = sorted(replies, key=lambda m: self._roster.position(m.metadata.src_node_id))
+            return self.strategy.aggregate_train(server_round, ordered)
+
+    ours = run(FedHyper(INNER[name](), "constant", seed=0, local_lr=0.02))
+    theirs = run(Sorted(INNER[name](), "constant", seed=0, local_lr=0.02))
+    for key in theirs:
+        if key != "bn.num_batches_tracked":  # a float64 after FedAvg
+            assert ours[key].data == theirs[key].data
+
+
+def test_g_by_hand() -> None:
+    """Two clients that move a scalar by fixed amounts: Δ is 1, ½, −1, 4 and α becomes 1, 1.5, 1, ⅓ (bound 3)."""
+    moves = [1.0, 0.5, -1.0, 4.0]
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        w = message.content["arrays"]["w"].numpy()
+        move = moves[int(message.content["config"]["server-round"]) - 1]
+        content = {"arrays": arrays(w=w - np.float32(move)), "metrics": MetricRecord({"num-examples": 5})}
+        return Message(RecordDict(content), reply_to=message)
+
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), FedHyperG(lr=1.0, bound=3.0))
+    result = strategy.start(LocalGrid(app, 2), arrays(w=np.asarray([10.0], np.float32)), num_rounds=4)
+    # <1,½> = ½, <½,−1> = −½, <−1,4> = −4
+    assert [record["global_lr"] for record in strategy.history] == [1.0, 1.5, 1.0, pytest.approx(1 / 3)]
+    # 10 − 1·1 − 1.5·½ + 1·1 − ⅓·4
+    assert numbers(result.arrays)["w"][0] == pytest.approx(10 - 1 - 0.75 + 1 - 4 / 3, rel=1e-6)
+
+
+def test_the_local_rate_goes_out_in_both_entries_and_starts_from_the_apps_own() -> None:
+    strategy, grid = FedHyper(FedAvg(), "sl"), LocalGrid(quadratic_app(), 3)
+    strategy.start(grid, initial(), num_rounds=3, train_config=config(lr=0.003, other="x"))
+    sent = [m.content["config"] for m in grid.sent if m.metadata.message_type == "train"]
+    assert sent[0]["lr"] == sent[0]["local-lr"] == 0.003
+    assert sent[0]["other"] == "x"
+    assert sent[-1]["local-lr"] == sent[-1]["lr"] == strategy.history[1]["local_lr"] > 0.003
+    assert [c["server-round"] for c in sent[::3]] == [1, 2, 3]
+    assert FedHyper(FedAvg(), "sl", local_lr=0.5, lr_key="eta").local_lr == 0.5
+
+
+def test_the_users_train_config_is_left_alone() -> None:
+    given = config(lr=0.003)
+    FedHyper(FedAvg(), "sl").start(LocalGrid(quadratic_app(), 3), initial(), num_rounds=2, train_config=given)
+    assert dict(given.items()) == {"lr": 0.003}
+
+
+def test_fedavgm_steps_from_the_weights_that_are_really_sent() -> None:
+    """Without momentum FedAvgM is FedAvg; scaled by α its own copy would run away from the model."""
+    rules = (FedHyperG(lr=0.5, bound=1.0),)
+    momentum = run(FedHyper(FedAvgM(server_learning_rate=1.0 + 1e-9), rules, seed=1, local_lr=0.05))
+    plain = run(FedHyper(FedAvg(), rules, seed=1, local_lr=0.05))
+    for name in ("conv.weight", "fc.weight"):
+        np.testing.assert_allclose(numbers(momentum)[name], numbers(plain)[name], rtol=1e-5)
+
+
+def test_momentum_by_hand() -> None:
+    """m_t = μ m_t-1 + Δ_t, w − α m_t, and α from the raw Δ: here 1, then 1 + <Δ_1, Δ_2>."""
+    moves = [0.5, 0.25]
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        move = np.float32(moves[int(message.content["config"]["server-round"]) - 1])
+        w = message.content["arrays"]["w"].numpy() - move
+        return Message(
+            RecordDict(
+                {"arrays": arrays(w=w), "m": MetricRecord({"num-examples": 1 + message.metadata.dst_node_id % 7})}
+            ),
+            reply_to=message,
+        )
+
+    strategy = FedHyper(FedAvgM(server_momentum=0.5, fraction_evaluate=0.0), "g")
+    result = strategy.start(LocalGrid(app, 3), arrays(w=np.zeros(1, np.float32)), num_rounds=2)
+    alpha = 1 + 0.5 * 0.25
+    assert strategy.history[1]["global_lr"] == pytest.approx(alpha)
+    assert numbers(result.arrays)["w"][0] == pytest.approx(-0.5 - alpha * (0.5 * 0.5 + 0.25))
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
+@pytest.mark.parametrize("schedule", ["g", "auto"])
+def test_buffers_are_averaged_and_never_stepped(name: str, schedule: str) -> None:
+    result = numbers(run(FedHyper(INNER[name](), schedule, seed=0), clients=4))
+    weights = np.asarray([10, 11, 12, 13])  # num-examples of partitions 0..3, whose running_mean is their number
+    np.testing.assert_allclose(result["bn.running_mean"], (weights * range(4)).sum() / weights.sum(), rtol=1e-6)
+    assert result["bn.num_batches_tracked"] == 4 * (3 + 3)  # each round: + 3 + partition, the largest wins
+    assert result["bn.num_batches_tracked"].dtype == np.int64
+
+
+def test_trainable_can_be_named() -> None:
+    frozen = run(FedHyper(FedAvg(), FedHyperG(lr=2.0, bound=1.0), trainable=["fc.weight"], local_lr=0.05), rounds=1)
+    whole = run(FedHyper(FedAvg(), FedHyperG(lr=2.0, bound=1.0), local_lr=0.05), rounds=1)
+    plain = run(FedHyper(FedAvg(), "constant", local_lr=0.05), rounds=1)
+    assert frozen["fc.weight"].data == whole["fc.weight"].data
+    assert frozen["conv.weight"].data == plain["conv.weight"].data  # averaged, not stepped twice as far
+    for bad in (["nope"], lambda name: False):
+        with pytest.raises(ValueError, match="trainable"):
+            run(FedHyper(FedAvg(), trainable=bad))
+
+
+def test_same_seed_same_bits_whatever_the_node_ids_and_the_order_of_replies() -> None:
+    results = [
+        run(FedHyper(FedAdam(fraction_train=0.5, min_train_nodes=2), "g+sl", seed=5), clients=8, shuffle=i)
+        for i in range(6)
+    ]
+    assert all(same_bits(results[0], other) for other in results[1:])
+    other_seed = run(FedHyper(FedAdam(fraction_train=0.5, min_train_nodes=2), "g+sl", seed=6), clients=8)
+    assert not same_bits(results[0], other_seed)
+
+
+def test_the_global_random_generator_is_left_as_it_was() -> None:
+    import random
+
+    random.seed(1)
+    expected = random.Random(1).random()
+    run(FedHyper(FedAvg(fraction_train=0.5), seed=0))
+    assert random.random() == expected
+
+
+def test_nodes_that_do_not_answer_are_ordered_by_node_id_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = FedHyper(FedAvg(), seed=0, nodes=4)
+    with caplog.at_level("WARNING", logger="flwr"):
+        run(strategy, clients=4, app=quadratic_app(answers=False))
+    assert strategy.history[-1]["used"] == 4
+    assert "identify(app)" in caplog.text or not caplog.records  # flwr's logger may not propagate
+
+
+def test_the_first_round_waits_for_every_node() -> None:
+    class Late(LocalGrid):
+        """One more node every time somebody looks."""
+
+        seen = 0
+
+        def get_node_ids(self) -> Iterable[int]:
+            self.seen += 1
+            return sorted(self.contexts)[: self.seen]
+
+    grid = Late(quadratic_app(), 5)
+    strategy = FedHyper(FedAvg(), seed=0)
+    strategy.start(grid, initial(), num_rounds=1)
+    assert strategy.history[0]["used"] == 5
+    impatient = FedHyper(FedAvg(), nodes=9, wait=0.3)
+    impatient.start(LocalGrid(quadratic_app(), 3), initial(), num_rounds=1)
+    assert impatient.history[0]["used"] == 3
+
+
+def test_rollback_returns_to_the_last_good_weights_and_forgets_the_optimizer() -> None:
+    """A client whose loss explodes in round 3: the model of round 2 comes back, the rate is divided by 4."""
+    seen: list[tuple[np.ndarray[Any, Any], float]] = []
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        t = int(message.content["config"]["server-round"])
+        w = message.content["arrays"]["w"].numpy()
+        if context.node_config["partition-id"] == 0:
+            seen.append((w, float(message.content["config"]["local-lr"])))
+        metrics = {"num-examples": 1, "fedhyper.loss": 100.0 if t == 3 else 1.0 / t}
+        content = {"arrays": arrays(w=w - np.float32(0.1)), "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    inner = FedAdam(fraction_evaluate=0.0)
+    strategy = FedHyper(inner, "auto", local_lr=0.01)
+    strategy.start(LocalGrid(app, 2), arrays(w=np.zeros(2, np.float32)), num_rounds=4)
+    assert [record["rollback"] for record in strategy.history] == [False, False, True, False]
+    np.testing.assert_array_equal(seen[3][0], seen[1][0])  # round 4 starts where round 2 did
+    assert seen[3][1] == pytest.approx(seen[2][1] / 4)
+    assert strategy.delta is not None
+
+
+@pytest.mark.parametrize("key", ["fedhyper.loss", "loss", "train_loss", "train-loss", None])
+def test_the_guard_reads_the_loss_that_clients_report(key: str | None) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        t = int(message.content["config"]["server-round"])
+        metrics: dict[str, Any] = {"num-examples": 1, "accuracy": 0.5}
+        if key is not None:
+            metrics[key] = 50.0 if t == 2 else 1.0
+        w = message.content["arrays"]["w"].numpy() - np.float32(0.1)
+        return Message(RecordDict({"arrays": arrays(w=w), "metrics": MetricRecord(metrics)}), reply_to=message)
+
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0))
+    strategy.start(LocalGrid(app, 2), arrays(w=np.zeros(2, np.float32)), num_rounds=3)
+    assert [record["rollback"] for record in strategy.history] == [False, key is not None, False]
+
+
+def test_nothing_usable_changes_nothing_and_five_times_in_a_row_stops() -> None:
+    good = FedHyper(FedAdam(), "g+sl", seed=0)
+    reference = run(good, rounds=2)
+
+    def nan(reply: Message) -> Message:
+        reply.content["arrays"]["fc.weight"] = Array(np.full((2, 4), np.nan, np.float32))
+        return reply
+
+    calls = {"n": 0}
+
+    def nan_between(reply: Message) -> Message:  # rounds 2..5 are all bad, 1 and 6 are good
+        calls["n"] += 1
+        return nan(reply) if 6 < calls["n"] <= 30 else reply
+
+    strategy = FedHyper(FedAdam(), "g+sl", seed=0)
+    grid = LocalGrid(quadratic_app(), 6, spoil=dict.fromkeys(range(6), nan_between))
+    # FedAdam's bias correction counts rounds, so the skipped ones show there and only there
+    strategy.start(grid, initial(), num_rounds=6)
+    assert [record["used"] for record in strategy.history] == [6, 0, 0, 0, 0, 6]
+    assert strategy.history[4]["local_lr"] == strategy.history[0]["local_lr"] == good.history[0]["local_lr"]
+    assert strategy.history[5]["local_lr"] == good.history[1]["local_lr"]
+    assert reference.keys() == strategy.layout.shapes.keys()
+
+    with pytest.raises(TrainingStopped, match=r"5 rounds in a row .*non-finite") as caught:
+        run(FedHyper(FedAvg()), rounds=9, spoil=dict.fromkeys(range(6), nan))
+    assert "\n" not in str(caught.value)
+
+
+class Hidden(FedAvg):
+    """As under secure aggregation: replies are masked, only their sum means anything."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        opened = []
+        for message in replies:
+            masked = message.content["arrays"]
+            plain = ArrayRecord({k: Array(np.frombuffer(a.numpy().tobytes()[::-1], "f4")) for k, a in masked.items()})
+            opened.append(
+                Message(RecordDict({"arrays": plain, "metrics": message.content["metrics"]}), reply_to=message)
+            )
+        return super().aggregate_train(server_round, opened)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "g", "sl", "g+sl", "constant"])
+def test_every_schedule_works_on_the_aggregate_alone(schedule: str) -> None:
+    """Masked replies (their bytes reversed, shapes gone) against open ones: the same rates, the same model."""
+
+    def make_app(masked: bool) -> ClientApp:
+        app = ClientApp()
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            partition = int(context.node_config["partition-id"])
+            w = message.content["arrays"]["w"].numpy()
+            lr = np.float32(message.content["config"]["local-lr"])
+            new = (w - lr * (w - np.arange(8, dtype=np.float32) - partition)).astype(np.float32)
+            payload = np.frombuffer(new.tobytes()[::-1], np.uint8) if masked else new
+            metrics = MetricRecord({"num-examples": 3 + partition, "fedhyper.loss": float(((w - 4) ** 2).sum())})
+            return Message(RecordDict({"arrays": arrays(w=payload), "metrics": metrics}), reply_to=message)
+
+        return app
+
+    start = arrays(w=np.zeros(8, np.float32))
+    hidden = FedHyper(Hidden(fraction_evaluate=0.0), schedule, aggregate_only=True, nodes=4)
+    result = hidden.start(LocalGrid(make_app(True), 4), start, num_rounds=4)
+    seen = FedHyper(FedAvg(fraction_evaluate=0.0), schedule, nodes=4)
+    expected = seen.start(LocalGrid(make_app(False), 4), start, num_rounds=4)
+    np.testing.assert_allclose(numbers(result.arrays)["w"], numbers(expected.arrays)["w"], rtol=1e-6)
+    for a, b in zip(hidden.history, seen.history, strict=True):
+        assert a["global_lr"] == pytest.approx(b["global_lr"], rel=1e-6)
+        assert a["local_lr"] == pytest.approx(b["local_lr"], rel=1e-6)
+        assert a["rollback"] == b["rollback"]
+
+
+def test_cl_sends_its_rule_and_the_last_aggregate() -> None:
+    def run_cl(send: Any) -> list[Message]:
+        grid = LocalGrid(quadratic_app(), 2)
+        rules = (FedHyperG(), FedHyperCL(lr=0.02, local_steps=1, bound=4.0))
+        FedHyper(FedAvg(fraction_evaluate=0.0), rules, send_delta=send).start(grid, initial(), num_rounds=2)
+        return grid.sent
+
+    full, half, cached = run_cl("full"), run_cl("half"), run_cl("cached")
+    assert all("fedhyper.delta" not in message.content for message in (*full[:2], *cached))
+    for message in full:
+        rule = message.content["fedhyper.client"]
+        assert (rule["lr"], rule["bound"], rule["global_term"]) == (0.02, 4.0, "add")
+        assert message.content["config"]["local-lr"] == 0.02
+    delta = numbers(full[2].content["fedhyper.delta"])
+    before, after = numbers(full[0].content["arrays"]), numbers(full[2].content["arrays"])
+    assert sorted(delta) == ["bn.weight", "conv.weight", "fc.weight"]
+    for name, piece in delta.items():
+        np.testing.assert_allclose(piece, before[name] - after[name], rtol=1e-5, atol=1e-7)  # α = 1 in the first round
+        assert numbers(half[2].content["fedhyper.delta"])[name].dtype == np.float16
+
+
+def test_plans_and_baselines_can_be_given() -> None:
+    decay = FedHyper(FedAvg(), Pair(local_rule=Decay(lr=0.1, factor=0.5)))
+    run(decay, rounds=3)
+    assert [record["local_lr"] for record in decay.history] == [0.05, 0.025, 0.0125]
+    exp = FedHyper(FedAvg(), Pair(global_rule=FedExP(epsilon=1e-9)))
+    run(exp, rounds=2)
+    assert exp.history[0]["global_lr"] >= 1.0
+    assert isinstance(FedHyper(FedAvg(), Auto(hyper_lr=0.3)).schedule, Auto)
+
+
+def test_fedexp_by_hand() -> None:
+    """Δ_m = 1 and 3 with weights 1 and 1: mean |Δ_m|² = 5, |Δ|² = 4, α = 5/8 → 1; with 0 and 4: 8/(2·4) = 1;
+    with −1 and 3: 5/(2·1) = 2.5."""
+    pairs = [(1.0, 3.0), (0.0, 4.0), (-1.0, 3.0)]
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        t = int(message.content["config"]["server-round"])
+        move = np.float32(pairs[t - 1][int(context.node_config["partition-id"])])
+        w = message.content["arrays"]["w"].numpy() - move
+        return Message(RecordDict({"a": arrays(w=w), "m": MetricRecord({"num-examples": 2})}), reply_to=message)
+
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), Pair(global_rule=FedExP(epsilon=1e-12)))
+    strategy.start(LocalGrid(app, 2), arrays(w=np.zeros(1, np.float32)), num_rounds=3)
+    assert [record["global_lr"] for record in strategy.history] == pytest.approx([1.0, 1.0, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schedule": "gg"}, "schedule must be one of"),
+        ({"schedule": 3}, "schedule must be one of"),
+        ({"schedule": (Decay(),)}, "use Pair"),
+        ({"send_delta": "quarter"}, "send_delta"),
+        ({"weight_cap": 0.5}, "weight_cap"),
+    ],
+)
+def test_bad_settings_are_refused_at_once(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        FedHyper(FedAvg(), **settings)
+
+
+def test_bad_rates_are_refused_at_once() -> None:
+    for settings in ({"local_lr": -1.0}, {"global_lr": float("nan")}):
+        with pytest.raises(ValueError, match="lr"):
+            FedHyper(FedAvg(), "g+sl", **settings)
+
+
+def test_rules_by_object_bring_their_own_rates() -> None:
+    strategy = FedHyper(FedAvg(), (FedHyperG(lr=2.0), FedHyperSL(lr=0.5)))
+    run(strategy, rounds=1)
+    assert strategy.history[0]["global_lr"] == 2.0
+    assert strategy.history[0]["local_lr"] == 0.5
+
+
+def test_the_server_needs_no_torch() -> None:
+    code = (
+        "import sys; from fedhyper.flower import FedHyper; from flwr.serverapp.strategy import FedAvg; "
+        "FedHyper(FedAvg()); assert 'torch' not in sys.modules and 'fedhyper.sim' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_summary_and_evaluation_are_the_inner_strategys() -> None:
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.5, min_evaluate_nodes=1), seed=0)
+    result = strategy.start(
+        LocalGrid(quadratic_app(), 4),
+        initial(),
+        num_rounds=2,
+        evaluate_fn=lambda server_round, record: MetricRecord({"round": server_round}),
+    )
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2]
+    assert {t: m["round"] for t, m in result.evaluate_metrics_serverapp.items()} == {0: 0, 1: 1, 2: 2}
+    assert result.train_metrics_clientapp[2]["fedhyper.used"] == 4
+
+
+def test_an_inner_strategy_that_gives_up_leaves_the_round_out() -> None:
+    class Nothing(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            return (None, None) if server_round == 2 else super().aggregate_train(server_round, replies)
+
+    strategy = FedHyper(Nothing(), "g", seed=0)
+    run(strategy, rounds=3)
+    assert [record["used"] for record in strategy.history] == [6, 0, 6]
+
+
+def test_grid_and_config_types_are_flowers() -> None:
+    assert issubclass(LocalGrid, Grid)
+    assert isinstance(config(), ConfigRecord)
