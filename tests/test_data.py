@@ -527,10 +527,18 @@ def test_shakespeare_predicts_the_next_character_and_keeps_the_test_apart(root: 
     assert task.classes == 80
 
 
+def test_a_role_needs_one_test_sequence_and_its_target(root: Path) -> None:
+    (root / "shakespeare").mkdir()
+    (root / "shakespeare" / "input.txt").write_text(f"A:\n{'a' * 400}\n\nB:\n{'b' * 401}\n")
+    task = load_task("shakespeare")
+    assert len(task.test_x) == 1
+    assert set(task.train_y.tolist()) == set(tasks.encode("b").tolist())
+
+
 def test_text_with_no_long_role(root: Path) -> None:
     (root / "shakespeare").mkdir()
     (root / "shakespeare" / "input.txt").write_text("A:\nshort\n")
-    assert "no role with 405 characters" in refusal(lambda: load_task("shakespeare"))
+    assert "no role with 401 characters" in refusal(lambda: load_task("shakespeare"))
 
 
 def make(**changes: object) -> Task:
@@ -575,14 +583,19 @@ def test_a_task_that_does_not_fit_together_is_refused(changes: dict, words: str)
 
 
 def test_a_subset_is_always_the_same_and_keeps_its_groups() -> None:
-    x = torch.arange(40.0).reshape(20, 2)
+    x = torch.arange(40.0).reshape(20, 2)  # example j starts with 2j
     y = torch.arange(20) % 3
-    whole = make(train_x=x, train_y=y, groups=(np.arange(19), np.array([19])))
+    whole = make(train_x=x, train_y=y, groups=(np.arange(7), np.arange(7, 19), np.array([19])))
     part = whole.subset(12)
     assert len(part.train_x) == 12
     assert torch.equal(part.train_x, whole.subset(12).train_x)
-    assert torch.equal(part.train_y, (part.train_x[:, 0] / 2).long() % 3)
+    kept = (part.train_x[:, 0] / 2).long()
+    assert torch.equal(part.train_y, kept % 3)
     assert torch.equal(part.test_x, whole.test_x)
+    assert part.groups is not None
+    assert (kept[part.groups[0]] < 7).all()
+    assert (kept[part.groups[1]] >= 7).all()
+    assert all(len(group) for group in part.groups)
     for size in (0, 21):
         assert f"subset = {size}" in refusal(lambda size=size: whole.subset(size), UserError)  # type: ignore[misc]
 

@@ -57,6 +57,7 @@ def test_size_output_and_gradient(name: str, shape: tuple[int, ...], options: di
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
         assert bool(torch.isfinite(parameter.grad).all()), key
+        assert bool(parameter.grad.any()), key
     # untrained scores are near even: the start is neither dead nor saturated
     even = math.log(scores.shape[1])
     assert abs(F.cross_entropy(scores, torch.arange(3)).item() - even) < 1.5
@@ -133,6 +134,18 @@ def test_both_directions_of_the_lstm_reach_the_scores() -> None:
         changed = x.clone()
         changed[0, place] = (changed[0, place] + 1) % 80
         assert not torch.equal(model(x), model(changed))
+
+
+def test_the_transformer_looks_back_only() -> None:
+    model = build("transformer", TEXT)
+    seen: list[torch.Tensor] = []
+    model.blocks.register_forward_hook(lambda _module, _inputs, output: seen.append(output))  # type: ignore[operator]
+    x = inputs(TEXT, 1)
+    changed = x.clone()
+    changed[0, 40] = (changed[0, 40] + 1) % 80
+    model(x), model(changed)
+    torch.testing.assert_close(seen[0][:, :40], seen[1][:, :40])
+    assert not torch.allclose(seen[0][:, 40:], seen[1][:, 40:])
 
 
 def test_linear_layers_are_found_only_where_they_are_all() -> None:

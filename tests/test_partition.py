@@ -109,6 +109,11 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution() -> No
     assert shares.var() == pytest.approx(expected, rel=0.1)
 
 
+def test_a_class_of_one_example_goes_to_either_client() -> None:
+    sizes = make_partition("dirichlet", np.arange(1_000), 2, seed=0, concentration=1.0).sizes
+    assert 400 < sizes[0] < 600
+
+
 def test_shards_give_few_classes() -> None:
     partition = make_partition("shards", np.repeat(np.arange(10), 100), 50, seed=0, shards_per_client=2)
     assert partition.class_counts is not None
@@ -126,6 +131,8 @@ def test_repair_takes_from_the_largest_and_as_little_as_possible() -> None:
     level = repaired.sizes[gave > 0].max()
     assert (plain.sizes[gave == 0] <= level).all()
     assert (repaired.sizes[short > 0] == 20).all()
+    donors = plain.owners[repaired.client(int(short.argmax()))]
+    assert set(donors.tolist()) == set(np.flatnonzero(gave > 0).tolist())  # an empty client gets a mixture
     # what moves is a fair sample, not the examples with the lowest index
     assert 0.4 < np.mean(np.flatnonzero(plain.owners != repaired.owners)) / len(LABELS) < 0.6
 

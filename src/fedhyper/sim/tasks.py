@@ -238,7 +238,7 @@ def shakespeare() -> Task:
         start += len(train[-1])
     if not groups:
         raise DataError(
-            f"{data_dir() / 'shakespeare' / 'input.txt'} has no role with {5 * (SEQUENCE + 1)} characters; "
+            f"{data_dir() / 'shakespeare' / 'input.txt'} has no role with {5 * SEQUENCE + 1} characters; "
             "run `fedhyper data fetch shakespeare` for the published text"
         )
     train_all, test_all = (torch.from_numpy(np.concatenate(part)) for part in (train, test))
