@@ -561,6 +561,16 @@ def test_a_users_task_is_one_function() -> None:
     assert "choose one of digits" in refusal(lambda: load_task("zzz"), UserError)
 
 
+def test_the_documented_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "your-own-task.md").read_text()
+    block = page.split("```python\n")[1].split("```")[0]
+    try:
+        exec(compile(block, "your-own-task.md", "exec", dont_inherit=True), {"__name__": "page"})
+    finally:
+        tasks._TASKS.pop("two-moons", None)
+    assert capsys.readouterr().out.split() == block.rsplit("# ", 1)[1].split()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
