@@ -7,13 +7,15 @@ and ``[n]`` tensors for a stack.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhyper.arrays import Array
-
+from fedhyper.arrays import inner
+from fedhyper.client import delta_sgd_rate, hyper_rate, polyak_rate
+from fedhyper.guard import clamp
 from fedhyper.schedulers import FedHyperCL, LRState
 from fedhyper.sim.methods import Local
 
@@ -27,9 +29,11 @@ class LocalStep:
     """
 
     def __init__(self, local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> None:
-        self.local, self.weights, self.lr = local, weights, lr
+        self.local, self.weights = local, weights
+        self.lr: Rate = lr
         self.start = weights.clone() if local.proximal else None
         self.local_steps, self.delta = local_steps, delta
+        self.before: Any = None  # the gradient of the step before, for the rules that compare
         self.steps = 0
         self._rates: list[Rate] = []
 
@@ -66,21 +70,23 @@ class HyperStep(LocalStep):
     def __init__(self, local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> None:
         super().__init__(local, weights, lr, local_steps, delta)
         self.rule = FedHyperCL(local_steps=local_steps, **local.settings)
-        low, high = self.rule.range
-        self.state = LRState(min(max(lr, low), high))
+        self.lr = clamp(lr, *self.rule.range, keep=lr)
 
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
         if grad.ndim == 1:
-            delta: Array = 0.0 if self.delta is None else self.delta
-            self.state = self.rule.update(self.state, grad, delta)
-            return self.state.lr, grad
+            before, delta = ([v] if v is not None else None for v in (self.before, self.delta))
+            self.lr, _ = hyper_rate(self.rule, self.lr, [grad], before, delta)
+        else:
+            self.lr = self._stack_rate(grad)
+        self.before = grad
+        return self.lr, grad
+
+    def _stack_rate(self, grad: Tensor) -> Tensor:
         n = len(grad)
-        delta = 0.0 if self.delta is None else self.delta.expand(n, -1)
-        rule = FedHyperCL(local_steps=self.local_steps[:n], **self.local.settings)
-        lr, before = self.state.lr, self.state.before
-        lr = torch.full((n,), lr, dtype=torch.float64, device=grad.device) if isinstance(lr, float) else lr[:n]
-        self.state = rule.update(LRState(lr, before if isinstance(before, float) else before[:n]), grad, delta)
-        return self.state.lr, grad
+        rule = replace(self.rule, local_steps=self.local_steps[:n])
+        lr = torch.full((n,), self.lr, dtype=torch.float64, device=grad.device) if self.before is None else self.lr[:n]
+        state = LRState(lr, 0.0 if self.before is None else self.before[:n])
+        return rule.update(state, grad, 0.0 if self.delta is None else self.delta.expand(n, -1)).lr  # type: ignore[no-any-return]
 
 
 class AdamStep(LocalStep):
@@ -101,14 +107,33 @@ class DeltaStep(LocalStep):
     """Δ-SGD: no initial rate of ours; x_k − x_k−1 = −η_k−1 g_k−1, so no copy of the weights is kept."""
 
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
-        raise NotImplementedError
+        constants = dict(self.local.settings)
+        eta0 = constants.pop("eta0", 0.2)
+        sq_norm = inner(grad, grad)
+        if self.steps == 0:
+            self.eta, self.theta = eta0 + 0.0 * sq_norm, 1.0 + 0.0 * sq_norm
+        else:
+            before, length, eta, theta = (_rows(v, grad) for v in (self.before, self.length, self.eta, self.theta))
+            turned = inner(grad - before, grad - before) ** 0.5
+            self.eta, self.theta = delta_sgd_rate(eta, theta, eta * length, turned, **constants)
+        self.before = grad
+        self.length: Tensor = sq_norm**0.5
+        return (float(self.eta) if grad.ndim == 1 else self.eta), grad
 
 
 class PolyakStep(LocalStep):
     """FedSPS: the Polyak step (F − F*) / (c |g|²), at most the rate that was sent."""
 
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
-        raise NotImplementedError
+        sq_norm = inner(grad, grad)
+        if grad.ndim == 1:
+            return float(polyak_rate(loss, float(sq_norm), lr=self.lr, **self.local.settings)), grad
+        return polyak_rate(loss.double(), sq_norm, lr=self.lr, **self.local.settings), grad
+
+
+def _rows(value: Tensor, grad: Tensor) -> Tensor:
+    """``value`` for the clients still at work."""
+    return value if grad.ndim == 1 else value[: len(grad)]
 
 
 _STEPS: dict[str, type[LocalStep]] = {

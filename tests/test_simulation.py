@@ -1,0 +1,253 @@
+"""One run: reproducible, resumable, transactional, and what each method does to the two rates."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedhyper.sim.methods import METHODS, make_method
+from fedhyper.sim.rounds import Simulation
+from fedhyper.sim.tasks import load_task
+from tests.sim_support import make_simulation, run
+
+TABLE = [*METHODS, "fedhyper-g+momentum", "fedhyper-sl+adam"]
+
+
+@pytest.mark.parametrize("method", TABLE)
+def test_resumed_equals_never_stopped(method: str) -> None:
+    whole, first, second = (make_simulation(method) for _ in range(3))
+    expected = run(whole, 4)
+    for _ in range(2):
+        first.run_round()
+    tensors, values = first.state()
+    second.restore({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(values, allow_nan=False)))
+    assert second.round == 2
+    assert run(second, 2) == expected[2:]
+    assert second.weights_sha256() == whole.weights_sha256()
+    first.close()
+
+
+@pytest.mark.parametrize("method", TABLE)
+def test_same_seed_same_bits_other_seed_other_bits(method: str) -> None:
+    digests = []
+    for seed in (0, 0, 1):
+        simulation = make_simulation(method, seed=seed)
+        run(simulation, 2)
+        digests.append(simulation.weights_sha256())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_global_generators_are_neither_read_nor_moved() -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before = (torch.get_rng_state(), np.random.get_state()[1].copy())
+    one = make_simulation()
+    run(one, 2)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+    torch.manual_seed(2)
+    other = make_simulation()
+    run(other, 2)
+    assert one.weights_sha256() == other.weights_sha256()
+
+
+def test_bound_of_one_is_fedavg_bit_for_bit() -> None:
+    plain, held = make_simulation("fedavg"), make_simulation("fedhyper-g+cl", options=dict(global_bound=1.0))
+    cl = {"local_bound": 1.0, "global_bound": 1.0}
+    still = make_simulation("fedhyper-g+cl", options=cl)
+    for simulation in (plain, held, still):
+        run(simulation, 3)
+    assert plain.weights_sha256() == still.weights_sha256()
+    assert plain.weights_sha256() != held.weights_sha256()
+
+
+def test_sl_survives_the_round() -> None:
+    # the published code computes SL's rate and throws it away: every round there starts from the initial one
+    records = run(make_simulation("fedhyper-sl", local_lr=0.1), 4)
+    rates = [record["local_lr"] for record in records]
+    assert rates[0] == rates[1] == 0.1  # nothing to compare with until two rounds are done
+    assert rates[2] == pytest.approx(0.1 + records[1]["hypergrad"])
+    assert rates[3] == pytest.approx(rates[2] + records[2]["hypergrad"])
+
+
+def test_g_moves_before_it_is_applied() -> None:
+    records = run(make_simulation("fedhyper-g"), 3)
+    assert records[0]["global_lr"] == 1.0
+    assert records[1]["global_lr"] == pytest.approx(min(3.0, 1.0 + records[1]["hypergrad"]))
+
+
+def test_decay_starts_at_the_initial_rate_on_both_sides() -> None:
+    on_server = [r["global_lr"] for r in run(make_simulation("decay-g"), 3)]
+    on_clients = [r["local_lr"] for r in run(make_simulation("decay-sl", local_lr=1.0), 3)]
+    assert on_server == pytest.approx([1, 0.995, 0.995**2])
+    assert on_clients == pytest.approx([1, 0.995, 0.995**2])
+
+
+def test_fedexp_evaluates_the_mean_of_the_last_two() -> None:
+    simulation = make_simulation("fedexp")
+    simulation.run_round()
+    last = simulation._state.weights
+    record = simulation.run_round()
+    middle = simulation._state._replace(weights=(simulation._state.weights + last) / 2)
+    plain = make_simulation("fedavg")
+    plain._state = middle
+    assert plain.evaluate()["test_loss"] == pytest.approx(record["test_loss"], rel=1e-6)
+    assert record["global_lr"] >= 1.0
+
+
+def test_reset_and_carry() -> None:
+    reset, carry = make_simulation("fedhyper-cl"), make_simulation("fedhyper-cl", carry=True)
+    run(reset, 1)
+    run(carry, 1)
+    assert math.isnan(reset._state.carried_lr)
+    assert carry._state.carried_lr > 0.1  # gradients of one client's batches agree at the start
+    for simulation, start in ((reset, 0.1), (carry, carry._state.carried_lr)):
+        other = make_simulation("fedhyper-cl", carry=simulation.carry)
+        other.restore(*simulation.state())
+        record = other.run_round()
+        assert record["local_lr_min"] <= start + 1e-12
+        assert record["local_lr_max"] <= 1.0 + 1e-12
+
+
+def poison(simulation: Simulation, bad: set[int], value: float) -> None:
+    """The clients in ``bad`` (by position in the round) return ``value``."""
+    train = simulation._engine.train
+
+    def poisoned(tasks, sent):  # type: ignore[no-untyped-def]
+        for i, reply in enumerate(train(tasks, sent)):
+            yield reply._replace(delta=reply.delta * 0 + value) if i in bad else reply
+
+    simulation._engine.train = poisoned  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", [0, 2, 3])
+@pytest.mark.parametrize("method", ["fedavg", "fedhyper-g+cl", "fedexp", "fedhyper"])
+def test_bad_update_is_dropped_and_counted(method: str, position: int, value: float) -> None:
+    hit = make_simulation(method)
+    poison(hit, {position}, value)
+    record = run(hit, 2)[-1]
+    assert record["clients_rejected"] == 1
+    assert record["clients_used"] == 3
+    assert record["reject_reasons"] == {"non-finite": 1}
+    assert all(torch.isfinite(w).all() for w in hit.named_weights().values())
+
+
+@pytest.mark.parametrize("method", TABLE)
+def test_round_without_usable_update_changes_neither_weights_nor_state(method: str) -> None:
+    simulation = make_simulation(method)
+    simulation.run_round()
+    before, digest = simulation._state, simulation.weights_sha256()
+    poison(simulation, {0, 1, 2, 3}, math.nan)
+    record = simulation.run_round()
+    after = simulation._state
+    assert record["clients_used"] == 0
+    assert simulation.weights_sha256() == digest
+    assert simulation.idle_rounds == 1
+    assert simulation.round == 2
+    assert after.moments is before.moments
+    if method == "fedhyper":  # everybody returning nonsense is news about the rate
+        assert after.plan.local_lr < before.plan.local_lr
+    else:
+        assert after.plan == before.plan
+
+
+def test_norm_cap_limits_one_huge_update() -> None:
+    free, capped = make_simulation(), make_simulation(norm_cap=2.0)
+    honest = make_simulation()
+    for simulation in (free, capped):
+        poison(simulation, {1}, 1e3)
+    norms = [run(simulation, 1)[0]["update_norm"] for simulation in (free, capped, honest)]
+    assert norms[0] > 1e3
+    assert norms[1] < 2 * norms[2]
+
+
+def test_auto_rolls_back_to_the_last_good_weights() -> None:
+    simulation = make_simulation("fedhyper", local_lr=0.05)
+    for _ in range(2):
+        simulation.run_round()
+    good = simulation._state.weights.clone()
+    ruined = simulation._state._replace(weights=simulation._state.weights + 100.0, good=good)
+    simulation._state = ruined
+    record = simulation.run_round()
+    assert record["rollback"]
+    assert torch.equal(simulation._state.weights, good)
+    assert simulation._state.plan.local_lr < ruined.plan.local_lr
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "size"])
+def test_sampling(sampling: str) -> None:
+    simulation = make_simulation(sampling=sampling, clients=12, clients_per_round=12)
+    tasks = simulation._client_tasks(0)
+    assert sorted(task.client for task in tasks) == list(range(12))
+    assert [task.examples for task in tasks] == sorted((task.examples for task in tasks), reverse=True)
+    some = make_simulation(sampling=sampling, clients_per_round=3)
+    seen = np.zeros(12)
+    for t in range(300):
+        for task in some._client_tasks(t):
+            seen[task.client] += 1
+    sizes = some.partition.sizes
+    likely, rare = int(sizes.argmax()), int(sizes.argmin())
+    assert (seen[likely] > 1.5 * seen[rare]) == (sampling == "size")
+    simulation.close()
+    some.close()
+
+
+def test_batches_cover_every_example_once_an_epoch() -> None:
+    simulation = make_simulation(local_epochs=2, batch_size=7)
+    for task in simulation._client_tasks(5):
+        own = np.sort(simulation.partition.client(task.client))
+        half = len(task.batches) // 2
+        for epoch in (task.batches[:half], task.batches[half:]):
+            assert (np.sort(np.concatenate(epoch)) == own).all()
+    steps = make_simulation(local_steps=5)
+    assert {len(task.batches) for task in steps._client_tasks(0)} == {5}
+    simulation.close()
+    steps.close()
+
+
+def test_weighting() -> None:
+    digests = []
+    for weighting in ("examples", "uniform"):
+        simulation = make_simulation(weighting=weighting)
+        run(simulation, 1)
+        digests.append(simulation.weights_sha256())
+    assert digests[0] != digests[1]
+
+
+def test_bytes_are_counted() -> None:
+    plain, both = run(make_simulation("fedavg"), 2), run(make_simulation("fedhyper-cl"), 2)
+    parameters = 4 * (64 * 200 + 200 + 200 * 10 + 10)
+    assert plain[0]["bytes_up"] == 4 * (parameters + 24)
+    assert plain[1]["bytes_down"] == both[0]["bytes_down"] == 4 * (parameters + 8)
+    assert both[1]["bytes_down"] == 4 * (2 * parameters + 8)  # CL's global term costs a second model
+
+
+def test_methods_differ_where_they_should() -> None:
+    digests = {}
+    for method in METHODS:
+        # FedSPS is FedAvg while its Polyak rate is above the rate that was sent
+        simulation = make_simulation(method, global_lr=0.5, local_lr=5.0 if method == "fedsps" else 0.05)
+        run(simulation, 3)
+        digests[method] = simulation.weights_sha256()
+    assert len(set(digests.values())) == len(METHODS)
+
+
+def test_unknown_method_and_option_name_the_cure() -> None:
+    from fedhyper.errors import UserError
+
+    with pytest.raises(UserError, match="did you mean 'fedadam'"):
+        make_method("fedadm", local_lr=0.1, global_lr=1.0)
+    with pytest.raises(UserError, match=r"options.tua .* did you mean 'tau'"):
+        make_method("fedadam", local_lr=0.1, global_lr=1.0, tua=1.0)
+    with pytest.raises(UserError, match="bound is a factor"):
+        make_method("fedhyper-g", local_lr=0.1, global_lr=1.0, global_bound=0.3)
+
+
+def test_learns_the_digits() -> None:
+    records = run(make_simulation("fedavg", local_lr=0.3, clients_per_round=8, task=load_task("digits")), 30)
+    assert records[-1]["accuracy"] > 0.85
