@@ -113,9 +113,7 @@ def _metrics(content: RecordDict) -> dict[str, Metric]:
     plain = [key for key in content.metric_records if not key.startswith(PREFIX)]
     if len(plain) != 1:
         raise ValueError(f"{len(plain)} metric records, expected 1")
-    metrics: dict[str, Metric] = {}
-    for record in content.metric_records.values():
-        metrics.update(cast(dict[str, Metric], dict(record.items())))
+    metrics = cast(dict[str, Metric], dict(content.metric_records[plain[0]].items()))
     for key, value in metrics.items():
         for number in value if isinstance(value, list) else [value]:
             if not math.isfinite(number):

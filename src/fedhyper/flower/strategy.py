@@ -295,7 +295,7 @@ class FedHyper(Strategy):
             else:
                 with np.errstate(over="ignore", invalid="ignore"):
                     new = before[name] - global_lr * (before[name] - after[name])
-            if record is not None and new is after[name] and new.dtype == dtype:
+            if record is not None and new is after[name] and new.dtype == dtype and new.flags.c_contiguous:
                 arrays[name] = record[name]  # as it came: no copy, and the same bits
                 continue
             with np.errstate(over="ignore"):

@@ -1,0 +1,300 @@
+"""Replies that must not be believed: each is refused by name, and the honest clients' result keeps every bit."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrimmedAvg, Krum
+
+from fedhyper.errors import TrainingStopped
+from fedhyper.flower import FedHyper
+from fedhyper.flower.records import finite, pack, view
+from tests.flower_support import LocalGrid, initial, quadratic_app, same_bits
+
+NAME = "fc.weight"  # (2, 4), float32
+
+
+def put(value: Any, name: str = NAME) -> Callable[[Message], Message]:
+    def spoil(reply: Message) -> Message:
+        reply.content["arrays"][name] = value if isinstance(value, Array) else Array(np.asarray(value))
+        return reply
+
+    return spoil
+
+
+def metric(key: str, value: Any) -> Callable[[Message], Message]:
+    def spoil(reply: Message) -> Message:
+        if value is None:
+            del reply.content["metrics"][key]
+        else:
+            reply.content["metrics"][key] = value
+        return reply
+
+    return spoil
+
+
+def edit(change: Callable[[RecordDict], Any]) -> Callable[[Message], Message]:
+    def spoil(reply: Message) -> Message:
+        change(reply.content)
+        return reply
+
+    return spoil
+
+
+def one_bad(value: float) -> np.ndarray[Any, Any]:
+    array = np.zeros((2, 4), np.float32)
+    array[1, 3] = value
+    return array
+
+
+def raw(dtype: str, shape: tuple[int, ...], data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array(dtype, shape, stype, data)
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode().ljust(118) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+class Marker:
+    executed = False
+
+    def __reduce__(self) -> Any:
+        return setattr, (Marker, "executed", True)
+
+
+def object_npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray([Marker()], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+def rename(content: RecordDict) -> None:
+    record = content["arrays"]
+    content["arrays"] = ArrayRecord({("fc.w" if k == NAME else k): v for k, v in record.items()})
+
+
+def spoof(node: int) -> Callable[[Message], Message]:
+    def spoil(reply: Message) -> Message:
+        reply.metadata.__dict__["_src_node_id"] = node
+        return reply
+
+    return spoil
+
+
+HOSTILE: dict[str, Callable[[Message], Any]] = {
+    "NaN": put(one_bad(math.nan)),
+    "Inf": put(one_bad(math.inf)),
+    "-Inf": put(one_bad(-math.inf)),
+    "NaN in a buffer": put(np.full(4, np.nan, np.float32), "bn.running_mean"),
+    "broadcastable shape": put(np.zeros(4, np.float32)),
+    "scalar": put(np.float32(0).reshape(())),
+    "wrong shape": put(np.zeros((2, 5), np.float32)),
+    "transposed": put(np.zeros((4, 2), np.float32)),
+    "zero-size": put(np.zeros((0, 4), np.float32)),
+    "float16": put(np.zeros((2, 4), np.float16)),
+    "float64": put(np.zeros((2, 4))),
+    "int64": put(np.zeros((2, 4), np.int64)),
+    "bool": put(np.zeros((2, 4), bool)),
+    "complex": put(np.zeros((2, 4), np.complex64)),
+    "string": put(np.full((2, 4), "x")),
+    "big-endian": put(np.zeros((2, 4), ">f4")),
+    "datetime": put(np.zeros((2, 4), "M8[s]")),
+    "float counter": put(np.asarray(3.0), "bn.num_batches_tracked"),
+    "object array": put(raw("object", (1,), object_npy())),
+    "pickle": put(raw("float32", (2, 4), pickle.dumps(Marker()))),
+    "cut bytes": put(raw("float32", (2, 4), npy("{'descr':'<f4','fortran_order':False,'shape':(2,4),}", bytes(31)))),
+    "long bytes": put(raw("float32", (2, 4), npy("{'descr':'<f4','fortran_order':False,'shape':(2,4),}", bytes(99)))),
+    "huge shape": put(raw("float32", (2, 4), npy("{'descr':'<f4','fortran_order':False,'shape':(9999999,9999999),}"))),
+    "negative shape": put(
+        raw("float32", (2, 4), npy("{'descr':'<f4','fortran_order':False,'shape':(-2,-4),}", bytes(32)))
+    ),
+    "void type": put(raw("float32", (2, 4), npy("{'descr':'|V0','fortran_order':False,'shape':(2,4),}"))),
+    "bad header": put(raw("float32", (2, 4), npy("{'descr':__import__('os'),}"))),
+    "version 9": put(raw("float32", (2, 4), b"\x93NUMPY\x09\x00" + bytes(200))),
+    "no bytes": put(raw("float32", (2, 4), b"")),
+    "unknown serialization": put(raw("float32", (2, 4), bytes(32), "torch.pickle")),
+    "missing key": edit(lambda content: content["arrays"].pop(NAME)),
+    "extra key": put(np.zeros(3, np.float32), "backdoor"),
+    "renamed key": edit(rename),
+    "empty record": edit(lambda content: content["arrays"].clear()),
+    "two array records": edit(lambda content: content.__setitem__("more", ArrayRecord())),
+    "no array record": edit(lambda content: content.pop("arrays")),
+    "two metric records": edit(lambda content: content.__setitem__("more", MetricRecord({"a": 1}))),
+    "no metric record": edit(lambda content: content.pop("metrics")),
+    "no content": edit(lambda content: content.clear()),
+    "weight 0": metric("num-examples", 0),
+    "weight -1": metric("num-examples", -1),
+    "weight NaN": metric("num-examples", math.nan),
+    "weight Inf": metric("num-examples", math.inf),
+    "weight 2**62": metric("num-examples", 2**62),
+    "weight beyond float": metric("num-examples", 10**400),
+    "weight list": metric("num-examples", [1, 2]),
+    "weight missing": metric("num-examples", None),
+    "loss NaN": metric("fedhyper.loss", math.nan),
+    "loss Inf": metric("train_loss", math.inf),
+    "NaN in a list": metric("curve", [1.0, math.nan]),
+    "other metrics": metric("extra", 1.0),
+    "metric missing": metric("train_loss", None),
+    "metric a list": metric("train_loss", [1.0]),
+    "other round": metric("fedhyper.round", 99),
+    "other round, stock echo": metric("server-round", 99),
+    "unknown node": spoof(77),
+    "control characters": put(np.zeros(1, np.float32), "\x1b[31m\nroot: ok"),
+    "error": lambda reply: Message(Error(2, "boom\n\x1b[2J"), reply_to=reply),
+}
+
+
+def run(schedule: Any = "auto", spoil: dict[int, Any] | None = None, inner: Any = FedAvg, **settings: Any) -> Any:
+    strategy = FedHyper(inner(), schedule, seed=0, **settings)
+    grid = LocalGrid(quadratic_app(), 6, spoil=spoil)
+    return strategy.start(grid, initial(), num_rounds=2).arrays, strategy
+
+
+def gone(reply: Message) -> list[Message]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def honest() -> dict[int, ArrayRecord]:
+    return {position: run(spoil={position: gone})[0] for position in (0, 3, 5)}
+
+
+@pytest.mark.parametrize("position", [0, 3, 5])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_honest_result_unchanged_bit_for_bit(name: str, position: int, honest: dict[int, ArrayRecord]) -> None:
+    result, strategy = run(spoil={position: HOSTILE[name]})
+    assert same_bits(result, honest[position])
+    assert [record["used"] for record in strategy.history] == [5, 5]
+    if name != "error":
+        assert [record["rejected"] for record in strategy.history] == [1, 1]
+        [(node, reason)] = strategy.rejected
+        assert reason.isprintable()
+        assert 0 < len(reason) <= 200
+        assert node in {*strategy._roster.partitions, 77}
+    assert not Marker.executed
+
+
+@pytest.mark.parametrize("position", [0, 3, 5])
+def test_a_second_reply_never_counts(position: int) -> None:
+    def twice(reply: Message) -> list[Message]:
+        import copy
+
+        return [reply, copy.deepcopy(reply)]
+
+    result, strategy = run(spoil={position: twice})
+    assert same_bits(result, run()[0])
+    assert strategy.history[-1]["rejected"] == 1
+    assert "second" in strategy.rejected[0].reason
+
+
+HARMLESS: dict[str, Callable[[Message], Message]] = {
+    "permuted keys": edit(lambda c: c.__setitem__("arrays", ArrayRecord(dict(reversed(list(c["arrays"].items())))))),
+    "Fortran order": edit(lambda c: c["arrays"].__setitem__(NAME, Array(np.asfortranarray(c["arrays"][NAME].numpy())))),
+    "our own extras": edit(lambda c: c.update({"fedhyper.x": MetricRecord({"a": 1}), "fedhyper.y": ArrayRecord()})),
+    "a config record": edit(lambda c: c.__setitem__("note", ConfigRecord({"a": "b"}))),
+    "lying metadata": edit(
+        lambda c: c["arrays"].__setitem__(NAME, Array("int8", (9,), "numpy.ndarray", c["arrays"][NAME].data))
+    ),
+    "claims another partition": metric("fedhyper.partition", 0),
+}
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAvgM, Krum])
+@pytest.mark.parametrize("name", HARMLESS)
+def test_odd_but_right_replies_count_in_full(name: str, inner: Any) -> None:
+    assert same_bits(run(spoil={2: HARMLESS[name]}, inner=inner)[0], run(inner=inner)[0])
+
+
+class Watching(FedAvg):
+    """An inner strategy that ends the run when it sees anything odd."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        for message in replies:
+            if message.has_error():
+                continue
+            assert list(message.content) == ["arrays", "metrics"]
+            assert sorted(message.content["metrics"]) == ["num-examples", "train_loss"]
+            for array in message.content["arrays"].values():
+                assert np.isfinite(array.numpy()).all()
+        return super().aggregate_train(server_round, replies)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_inner_strategy_never_sees_a_refused_reply(name: str) -> None:
+    run(spoil={1: HOSTILE[name]}, inner=Watching)
+
+
+@pytest.mark.parametrize("inner", [FedAvgM, FedAdam, FedMedian, FedTrimmedAvg, Krum])
+@pytest.mark.parametrize("name", ["NaN", "broadcastable shape", "weight -1", "missing key", "other metrics", "complex"])
+def test_every_inner_strategy_is_protected(name: str, inner: Any) -> None:
+    assert same_bits(run(spoil={3: HOSTILE[name]}, inner=inner)[0], run(spoil={3: gone}, inner=inner)[0])
+
+
+@pytest.mark.parametrize("schedule", ["auto", "g", "sl", "g+sl", "cl"])
+@pytest.mark.parametrize("bad", [1, 3, 5])
+def test_any_number_of_bad_clients_short_of_all(schedule: str, bad: int) -> None:
+    spoil = dict.fromkeys(range(bad), HOSTILE["NaN"])
+    result, strategy = run(schedule, spoil=spoil)
+    assert same_bits(result, run(schedule, spoil=dict.fromkeys(range(bad), gone))[0])
+    assert strategy.history[-1]["rejected"] == bad
+
+
+def test_all_bad_stops_the_run_with_the_reasons() -> None:
+    strategy = FedHyper(FedAvg(), seed=0)
+    spoil = dict.fromkeys(range(6), HOSTILE["wrong shape"])
+    with pytest.raises(TrainingStopped, match=r"shape \(2, 5\), expected \(2, 4\)"):
+        strategy.start(LocalGrid(quadratic_app(), 6, spoil=spoil), initial(), num_rounds=9)
+    assert len(strategy.history) == 5
+
+
+def test_weight_cap_limits_what_one_client_can_claim() -> None:
+    claims = {0: metric("num-examples", 2**40)}
+    capped = run("constant", spoil=claims, weight_cap=3.0)[0]
+    owned = run("constant", spoil=claims)[0]
+    fair = run("constant")[0]
+    shift = np.abs(capped[NAME].numpy() - fair[NAME].numpy()).max()
+    assert 0 < shift < np.abs(owned[NAME].numpy() - fair[NAME].numpy()).max()
+    median = 13  # of 11, 12, 13, 14, 15 and the claim: between 13 and 14
+    limit = 3.0 * (median + 14) / 2
+    assert same_bits(capped, run("constant", spoil={0: metric("num-examples", limit)})[0])
+
+
+def test_views_equal_flowers_own_decoding_and_packing() -> None:
+    rng = np.random.default_rng(0)
+    samples = [
+        rng.standard_normal((3, 4)).astype(np.float32),
+        np.asfortranarray(rng.standard_normal((3, 4))),
+        np.asarray(2.5, np.float16),
+        np.asarray(True),
+        np.zeros((0, 3), np.int64),
+        rng.standard_normal((4, 6))[::2, ::3],
+    ]
+    for sample in samples:
+        theirs = Array(sample)
+        np.testing.assert_array_equal(view(theirs), theirs.numpy())
+        ours = pack(sample)
+        assert (ours.dtype, ours.shape, ours.stype) == (theirs.dtype, theirs.shape, theirs.stype)
+        np.testing.assert_array_equal(ours.numpy(), sample)
+        if sample.flags.c_contiguous:
+            assert ours.data == theirs.data
+
+
+def test_finite_is_exact() -> None:
+    big = np.full(1000, 3e38, np.float32)  # its sum overflows, its numbers do not
+    assert finite(big)
+    assert finite(np.full(1000, 6e4, np.float16))
+    for bad in (math.nan, math.inf, -math.inf):
+        spoilt = big.copy()
+        spoilt[500] = bad
+        assert not finite(spoilt)
+    assert not finite(np.asarray([math.inf, -math.inf], np.float32))
+    assert finite(np.asarray([2**62]))
