@@ -56,7 +56,7 @@ def test_global_generators_are_neither_read_nor_moved() -> None:
 
 
 def test_bound_of_one_is_fedavg_bit_for_bit() -> None:
-    plain, held = make_simulation("fedavg"), make_simulation("fedhyper-g+cl", options=dict(global_bound=1.0))
+    plain, held = make_simulation("fedavg"), make_simulation("fedhyper-g+cl", options={"global_bound": 1.0})
     cl = {"local_bound": 1.0, "global_bound": 1.0}
     still = make_simulation("fedhyper-g+cl", options=cl)
     for simulation in (plain, held, still):

@@ -75,21 +75,23 @@ class SequentialEngine:
         return parameters_to_vector(self._trainable()).detach().float().cpu()
 
     def _load(self, sent: Sent) -> None:
-        vector_to_parameters(sent.weights.to(self.device, self.dtype), self._trainable())
+        vector = sent.weights.to(self.device, self.dtype, copy=True)  # parameters become views of it
+        vector_to_parameters(vector, self._trainable())
         scatter(sent.buffers, self._buffers(floating=True))
         scatter(sent.counters, self._buffers(floating=False))
 
     def _optimizer(self, sent: Sent, local_steps: int) -> torch.optim.Optimizer:
         parameters, settings = self._trainable(), dict(self.local.settings)
         if self.local.kind == "hyper":
-            optimizer = HyperSGD(parameters, **settings, local_steps=local_steps, delta=sent.delta)
-            optimizer.reset(lr=sent.local_lr, delta=sent.delta)
-            return optimizer
+            settings["initial_lr"] = settings.pop("lr")
+            return HyperSGD(parameters, sent.local_lr, **settings, local_steps=local_steps, delta=sent.delta)
         if self.local.kind == "delta":
             return DeltaSGD(parameters, **settings)
         if self.local.kind == "polyak":
             return PolyakSGD(parameters, lr=sent.local_lr, **settings)
-        return {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[self.local.kind](parameters, lr=sent.local_lr)
+        if self.local.kind == "adam":
+            return torch.optim.Adam(parameters, lr=sent.local_lr)
+        return torch.optim.SGD(parameters, lr=sent.local_lr)
 
     def _pull_towards(self, weights: Tensor) -> None:
         """FedProx: g + μ (w − w_t)."""
