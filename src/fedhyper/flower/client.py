@@ -84,9 +84,11 @@ def client_optimizer(
     if local_steps is None:
         raise ValueError("the server's schedule has CL: client_optimizer needs local_steps, the steps of this round")
     settings: dict[str, Any] = dict(message.content.config_records[CLIENT].items())
-    settings["initial_lr"] = settings.pop("lr")
-    global_lr = float(settings.pop("global_lr"))
-    delta = _delta(model, message, context, global_lr)
+    delta = _delta(model, message, context, float(settings.pop("global_lr")))
+    initial = float(clamp(float(settings.pop("lr")), min_lr, max_lr, keep=rate))
+    # CL moves the rate on its own; the highest it can reach is ours to limit, too
+    most = max_lr if settings["bounds"] == "absolute" else max_lr / initial
+    settings.update(initial_lr=initial, bound=max(min(settings["bound"], most), 1.0))
     return HyperSGD(model.parameters(), lr=rate, local_steps=local_steps, delta=delta, **settings, **options)
 
 
