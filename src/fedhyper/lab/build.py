@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedhyper
-from fedhyper.lab.config import Config
+from fedhyper.errors import UserError
+from fedhyper.lab.config import Config, printable
 
 if TYPE_CHECKING:
     from fedhyper.sim.partition import Partition
@@ -47,6 +48,7 @@ def make_partition(config: Config) -> tuple[Task, Partition]:
 
 def make_simulation(config: Config, *, workers: int | None = None, device: str = "cpu") -> Simulation:
     """The simulation a config describes, before its first round. ``workers`` None means every core."""
+    check_device(device)
     from fedhyper.sim.methods import make_method
     from fedhyper.sim.models import make_model
     from fedhyper.sim.rounds import Simulation
@@ -73,6 +75,20 @@ def make_simulation(config: Config, *, workers: int | None = None, device: str =
         workers=workers or cores(),
         device=device,
     )
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that torch does not know or this machine does not have."""
+    if name == "cpu":
+        return
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {printable(name)} is not known; use cpu, cuda or cuda:1") from None
+    if device.type != "cuda" or not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {printable(name)} is not there; use cpu")
 
 
 def cores() -> int:

@@ -50,7 +50,8 @@ def invoke(arguments: Sequence[str]) -> int:
         print(error.ctx.get_help() if error.ctx else error.format_message())
         return 2
     except click.ClickException as error:
-        raise UserError(error.format_message()) from error
+        sentences = error.format_message().split(". ")
+        raise UserError(". ".join(dict.fromkeys(sentences))) from error
     except click.Abort:
         raise KeyboardInterrupt from None
     return result if isinstance(result, int) else 0

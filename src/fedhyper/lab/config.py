@@ -11,18 +11,22 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from fedhyper.errors import UserError
+from fedhyper.lab.options import Options, Rate, Strict, option_defaults
 from fedhyper.sim.methods import make_method, option_names
 
 MAX_BYTES = 1 << 20
+# tomllib takes minutes for a key of 50,000 parts; every start is at the start of a part, so this search is linear.
+_DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 # The model a task is trained with unless the config says otherwise; a registered task of one's own names its own.
 DEFAULT_MODELS = {"digits": "logistic", "mnist": "cnn", "fmnist": "cnn", "cifar10": "resnet18", "shakespeare": "lstm"}
 # What may differ between a run and its continuation: how long, how often looked at, when to stop.
@@ -38,18 +42,11 @@ CHANGEABLE = frozenset(
     ]
 )
 
-Rate = Annotated[float, Field(gt=0, le=1e6)]
-Factor = Annotated[float, Field(ge=1, le=1e12)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Limit = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class _Strict(BaseModel):
-    # Not pydantic's lax mode: it would take "3" for 3 and true for 1.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class PartitionConfig(_Strict):
+class PartitionConfig(Strict):
     """Who holds what."""
 
     kind: Literal["iid", "dirichlet", "shards", "natural"] = Field("dirichlet", description="how examples are split")
@@ -58,33 +55,7 @@ class PartitionConfig(_Strict):
     min_size: int = Field(1, ge=1, le=1_000_000, description="fewest examples a client may hold")
 
 
-class Options(_Strict):
-    """What a method lets you set beyond the two rates; absent means the method's own default."""
-
-    global_bound: Factor | None = Field(None, description="G: γ, the global rate stays within a factor γ of its start")
-    local_bound: Factor | None = Field(None, description="SL, CL: γ of the local rate")
-    bounds: Literal["relative", "absolute"] | None = Field(None, description="[lr/γ, lr·γ] or the paper's [1/γ, γ]")
-    hypergrad: Literal["inner", "cosine"] | None = Field(None, description="<a, b> (the paper) or its cosine")
-    apply: Literal["add", "relative", "log"] | None = Field(None, description="lr + κh, lr + κ·lr0·h, or lr·exp(κh)")
-    hyper_lr: Rate | None = Field(None, description="κ, the step size of the rate itself")
-    global_term: Literal["add", "sign", "off"] | None = Field(None, description="CL: how last round's update enters")
-    epsilon: float | None = Field(None, ge=0, le=1, description="CL: ε of global_term = sign; fedexp: its ε")
-    bound: Factor | None = Field(None, description="fedhyper: how far the rate may move from its start")
-    retreat: Factor | None = Field(None, description="fedhyper: what a rollback divides the rate by")
-    momentum: float | None = Field(None, ge=0, lt=1, description="server momentum μ")
-    beta1: float | None = Field(None, ge=0, lt=1, description="server Adam: β1")
-    beta2: float | None = Field(None, ge=0, lt=1, description="server Adam: β2")
-    tau: float | None = Field(None, gt=0, le=1e6, description="server Adam, Adagrad, Yogi: τ")
-    factor: float | None = Field(None, gt=0, le=1, description="decay: what a round multiplies the rate with")
-    mu: float | None = Field(None, ge=0, le=1e6, description="fedprox: μ of the proximal term")
-    gamma: float | None = Field(None, gt=0, le=1e6, description="delta-sgd: γ")
-    delta: float | None = Field(None, ge=0, le=1e6, description="delta-sgd: δ")
-    eta0: Rate | None = Field(None, description="delta-sgd: the first step's rate")
-    c: float | None = Field(None, gt=0, le=1e6, description="fedsps: c of the Polyak step")
-    floor: float | None = Field(None, ge=-1e6, le=1e6, description="fedsps: a lower bound of the loss")
-
-
-class Config(_Strict):
+class Config(Strict):
     """One experiment, completely: the same config gives the same bits."""
 
     task: str = Field("digits", min_length=1, max_length=100, description="what to learn")
@@ -123,7 +94,7 @@ class Config(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _fill_model(cls, given: Any) -> Any:
-        if isinstance(given, dict) and not given.get("model", ""):
+        if isinstance(given, dict) and given.get("model", "") == "":
             task = given.get("task", cls.model_fields["task"].default)
             if isinstance(task, str) and task in DEFAULT_MODELS:
                 return {**given, "model": DEFAULT_MODELS[task]}
@@ -157,8 +128,9 @@ class Config(_Strict):
         return self.options.model_dump(exclude_none=True)
 
     def values(self) -> dict[str, Any]:
-        """Plain values, tables as dicts, options that are not set left out: what ``config.toml`` holds."""
-        values = self.model_dump(exclude_none=True)
+        """Plain values, tables as dicts, the method's own defaults for its options: what ``config.toml`` holds."""
+        values = self.model_dump()
+        values["options"] = option_defaults(self.method) | self.method_options
         return {key: 0.0 if value == 0 and isinstance(value, float) else value for key, value in values.items()}
 
 
@@ -284,7 +256,10 @@ def parse_toml(content: bytes, source: str) -> dict[str, Any]:
     if content.startswith(b"\xef\xbb\xbf"):
         raise UserError(f"{source}: starts with a byte order mark; save it as UTF-8 without one")
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        if _DEEP.search(text):
+            raise RecursionError
+        return tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise UserError(f"{source}: byte {error.start} is not UTF-8; save it as UTF-8") from error
     except RecursionError as error:
@@ -384,4 +359,5 @@ def differences(config: Config, other: Config) -> list[str]:
         f"{key} ({shown(ours.get(key, 'absent'))}, not {shown(theirs.get(key, 'absent'))})"
         for key in dict.fromkeys((*theirs, *ours))
         if ours.get(key) != theirs.get(key)
+        if config.method == other.method or not key.startswith("options.")  # another method has other options
     ]

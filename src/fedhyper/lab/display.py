@@ -208,7 +208,7 @@ class LiveTable(Quiet):
         if self._live is None:
             super().note(text)
         else:
-            self._live.console.print(f"note: {printable(text, 500)}", markup=False, highlight=False)
+            self._live.console.print(f"note: {printable(text, 500)}", markup=False, highlight=False, soft_wrap=True)
 
     def end(self, run: Run, summary: Summary) -> None:
         """Leave the table as it is and say how it ended."""
@@ -217,7 +217,7 @@ class LiveTable(Quiet):
         self._live.refresh()
         self._live.stop()
         for line in (closing(run.config, summary), f"files in {printable(str(run.out))}"):
-            self._live.console.print(line, markup=False, highlight=False)
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Group:
         from rich.console import Group
@@ -243,7 +243,10 @@ def round_table(records: Sequence[Record]) -> Any:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     for heading in ("round", "accuracy", "loss", "global rate", "local rate", "seconds", ""):
-        table.add_column(heading, justify="left" if not heading else "right", style=None if heading else "yellow")
+        if heading:
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(style="yellow", no_wrap=True, overflow="ellipsis")
     for record in records:
         seconds = sum(value for key, value in record.items() if key.startswith("seconds"))
         table.add_row(

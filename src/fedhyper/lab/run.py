@@ -113,7 +113,7 @@ class Run:
             self.files.write_json("partition.json", partition)
         else:
             self._check_world(partition)
-            if known != self.config:
+            if known.values() != self.config.values():
                 self.files.write_config(self.config)
         if loaded is None:
             self.files.open_metrics(keep=0)
@@ -151,12 +151,13 @@ class Run:
             raise CheckpointRefused(f"{self.out / 'checkpoint'}: made by a run of another config")
         try:
             self.sim.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, values["state"])
+            restored = self.sim.round
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise CheckpointRefused(
                 f"{self.out / 'checkpoint'}: not a state of this simulation ({type(error).__name__})"
             ) from error
-        if self.sim.round != values["round"]:
-            raise CheckpointRefused(f"{self.out / 'checkpoint'}: its state is of round {self.sim.round}")
+        if restored != values["round"]:
+            raise CheckpointRefused(f"{self.out / 'checkpoint'}: its state is not of the round it says")
 
     def begin(self) -> None:
         """Say on disk that the run is under way."""

@@ -12,14 +12,13 @@ import contextlib
 import fcntl
 import json
 import os
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from fedhyper import checkpoint
 from fedhyper.errors import CheckpointRefused, StorageError, UserError
-from fedhyper.lab.config import Config, dump, make_config
+from fedhyper.lab.config import Config, dump, make_config, read_toml
 
 KEEP = 2  # checkpoints; should the newest be damaged, the one before it leads to the same bits
 # What a run that was killed before its first file was complete may have left.
@@ -170,14 +169,12 @@ def _check_values(path: Path, values: dict[str, Any]) -> None:
 def read_config(path: Path) -> Config | None:
     """The config of the run in directory ``path``; None when there is none, refused when it cannot be read."""
     file = path / "config.toml"
-    try:
-        return make_config(tomllib.loads(file.read_text()), str(file))
-    except FileNotFoundError:
+    if not file.exists():
         return None
-    except OSError as error:
-        raise StorageError(f"{file}: {error.strerror}; check its permissions") from error
-    except (UserError, ValueError) as error:
-        raise CheckpointRefused(f"{file} is not a config this version reads: {error}") from error
+    try:
+        return make_config(read_toml(file), str(file))
+    except UserError as error:
+        raise CheckpointRefused(f"{error}; this directory's run cannot be continued") from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -150,7 +150,11 @@ def ended_before(cell: Cell, out: Path) -> Outcome | None:
     differing = differences(cell.config, known)
     if differing:
         raise CheckpointRefused(f"{path} holds a run of another config: {', '.join(differing)}; choose another --out")
-    if summary is None or summary.get("status") not in ("finished", "diverged") or known != cell.config:
+    if (
+        summary is None
+        or summary.get("status") not in ("finished", "diverged")
+        or known.values() != cell.config.values()
+    ):
         return None
     return Outcome(cell, summary["status"], summary.get("final_accuracy"), skipped=True)
 

@@ -119,14 +119,14 @@ class SweepLive(SweepQuiet):
         """A line above the live ones."""
         super().ended(outcome)
         if self._live is not None:
-            self._live.console.print(describe(outcome), markup=False, highlight=False)
+            self._live.console.print(describe(outcome), markup=False, highlight=False, soft_wrap=True)
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Leave the screen as it is."""
         if self._live is not None:
             self.running = {}
             self._live.stop()
-            self._live.console.print(closing(outcomes), markup=False, highlight=False)
+            self._live.console.print(closing(outcomes), markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Text:
         from rich.text import Text

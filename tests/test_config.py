@@ -1,0 +1,400 @@
+"""The config: strict, complete, and every refusal one line that names the key and the value."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedhyper.errors import UserError
+from fedhyper.lab.config import (
+    CHANGEABLE,
+    DEFAULT_MODELS,
+    Config,
+    Options,
+    PartitionConfig,
+    config_hash,
+    differences,
+    dump,
+    load_config,
+    make_config,
+    parse_override,
+    shown,
+)
+from fedhyper.lab.options import option_defaults
+from fedhyper.sim.methods import METHODS, make_method, option_names
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+TABLES: dict[str, Any] = {"": Config, "partition": PartitionConfig, "options": Options}
+NESTED = {"partition", "options", "model_options"}
+
+
+def refusal(values: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        make_config(values, "x.toml")
+    assert caught.value.exit_code == 2
+    message = str(caught.value)
+    assert message == " ".join(message.split())
+    assert message.isprintable()
+    assert "Traceback" not in message
+    return message
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    table, _, name = key.rpartition(".")
+    return {table: {name: value}} if table else {name: value}
+
+
+def fields() -> Iterator[tuple[str, Any]]:
+    for table, model in TABLES.items():
+        for name, field in model.model_fields.items():
+            if name not in NESTED:
+                yield f"{table}.{name}" if table else name, field
+
+
+def is_type(field: Any, kind: type) -> bool:
+    annotation = field.annotation
+    return annotation is kind or any(a is kind or kind in get_args(a) for a in get_args(annotation))
+
+
+def limits(key: str) -> dict[str, float]:
+    """minimum, maximum, exclusiveMinimum, exclusiveMaximum of a key, from the published schema."""
+    table, _, name = key.rpartition(".")
+    schema = TABLES[table].model_json_schema()["properties"][name]
+    parts = [schema, *schema.get("anyOf", ())]
+    names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    return {n: part[n] for part in parts for n in names if n in part}
+
+
+def bad_values(key: str, field: Any) -> Iterator[Any]:
+    """Everything that key must refuse, from its schema: a new key is covered without a word here."""
+    yield from ([], [1], {"a": 1}, math.nan, math.inf, -math.inf)
+    if is_type(field, str):
+        yield from (3, 1.5, True, "x" * 101)
+    elif is_type(field, bool):
+        yield from (0, 1, "true", "")
+    elif is_type(field, int) or is_type(field, float):
+        yield from ("3", "", True, False, 10**309, -(10**309), 10**5000)
+        if is_type(field, int):
+            yield from (1.0, 2.5)
+        bounds = limits(key)
+        assert bounds.keys() & {"minimum", "exclusiveMinimum"}, f"{key} has no lower limit"
+        assert bounds.keys() & {"maximum", "exclusiveMaximum"}, f"{key} has no upper limit"
+        if "minimum" in bounds:
+            yield bounds["minimum"] - 1
+        if "exclusiveMinimum" in bounds:
+            yield from (bounds["exclusiveMinimum"], -0.0, bounds["exclusiveMinimum"] - 1)
+        if "maximum" in bounds:
+            yield bounds["maximum"] + (1 if bounds["maximum"] < 2**53 else bounds["maximum"])
+        if "exclusiveMaximum" in bounds:
+            yield bounds["exclusiveMaximum"]
+    else:  # a choice
+        yield from ("", "nonsense", 1, True, 2.5)
+
+
+CASES = [
+    pytest.param(key, value, id=f"{key}-{i}")
+    for key, field in fields()
+    for i, value in enumerate(bad_values(key, field))
+]
+
+
+def test_there_are_enough_cases() -> None:
+    assert len(CASES) >= 400
+
+
+@pytest.mark.parametrize(("key", "value"), CASES)
+def test_every_key_refuses_what_it_is_not(key: str, value: Any) -> None:
+    message = refusal(nested(key, value))
+    assert message.startswith("x.toml: ")
+    assert key in message
+    assert shown(value) in message or message.count(shown(value).strip('"')[:20])
+
+
+@pytest.mark.parametrize("key", [key for key, _ in fields()])
+def test_every_key_refuses_null_and_unknown_siblings(key: str) -> None:
+    if not key.startswith("options."):  # there null means absent, and TOML cannot say it
+        assert key in refusal(nested(key, None))
+    assert f"'{key}'" in refusal(nested(key + "x", 1))
+
+
+@pytest.mark.parametrize("key", ["model_options", "partition", "options"])
+@pytest.mark.parametrize("value", [1, "x", True, [], [{}], 1.5])
+def test_tables_are_tables(key: str, value: Any) -> None:
+    assert f"{key} = {shown(value)} must be a table" in refusal({key: value})
+
+
+@pytest.mark.parametrize("value", [[], {"a": 1}, math.nan, math.inf, None])
+def test_model_options_are_plain(value: Any) -> None:
+    assert f"model_options.width = {shown(value)}" in refusal({"model_options": {"width": value}})
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("locl_lr", "local_lr"),
+        ("local_rl", "local_lr"),
+        ("global_rl", "global_lr"),
+        ("globallr", "global_lr"),
+        ("round", "rounds"),
+        ("roundss", "rounds"),
+        ("client", "clients"),
+        ("clients_per_rounds", "clients_per_round"),
+        ("clientsperround", "clients_per_round"),
+        ("batchsize", "batch_size"),
+        ("local_epoch", "local_epochs"),
+        ("local_step", "local_steps"),
+        ("sed", "seed"),
+        ("methd", "method"),
+        ("tsk", "task"),
+        ("modle", "model"),
+        ("weigthing", "weighting"),
+        ("evalevery", "eval_every"),
+        ("target_acc", "target_accuracy"),
+        ("partition.concentraton", "partition.concentration"),
+        ("partition.knd", "partition.kind"),
+        ("options.hyperlr", "options.hyper_lr"),
+    ],
+)
+def test_did_you_mean(typo: str, meant: str) -> None:
+    assert f"key '{typo}' is not known; did you mean '{meant}'?" in refusal(nested(typo, 1))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"method": "fedhyperg"}, "method 'fedhyperg' is not known; did you mean 'fedhyper-g'?"),
+        ({"method": "fedavg+adan"}, "did you mean"),
+        ({"method": "fedavg", "options": {"mu": 0.1}}, "options.mu is not an option of method 'fedavg'; it takes none"),
+        ({"options": {"mu": 0.1}}, "options.mu is not an option of method 'fedhyper'; it takes hyper_lr"),
+        ({"clients": 5}, "clients_per_round = 10 must not exceed clients = 5"),
+        ({"stop_at_target": True}, "stop_at_target = true needs a target_accuracy"),
+        ({"task": "mnist", "partition": {"kind": "natural"}}, "task mnist has no natural clients"),
+        ({"carry": True}, "carry = true is for methods with FedHyper-CL"),
+        ({"partition": {"kind": "iidd"}}, "did you mean 'iid'?"),
+    ],
+)
+def test_what_does_not_fit_together(values: dict[str, Any], says: str) -> None:
+    assert says in refusal(values)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "fedavg+momentum", "fedhyper-g+adam"])
+def test_every_method_and_option_can_be_said(method: str) -> None:
+    make_config({"method": method})
+    assert set(option_names(method)) <= set(Options.model_fields)
+
+
+def test_defaults_of_options_are_the_rules_own() -> None:
+    import inspect
+
+    from fedhyper.client import delta_sgd_rate, polyak_rate
+
+    both = option_defaults("fedhyper-g+cl")
+    assert (both["global_bound"], both["local_bound"], both["epsilon"], both["hyper_lr"]) == (3.0, 10.0, 0.1, 1.0)
+    assert option_defaults("fedhyper-sl")["local_bound"] == 10.0
+    assert option_defaults("fedexp") == {"epsilon": 1e-3}
+    assert option_defaults("fedprox") == {"mu": 0.01}
+    assert option_defaults("fedavg+adam") == {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+    for method, function in (("delta-sgd", delta_sgd_rate), ("fedsps", polyak_rate)):
+        for name, value in option_defaults(method).items():
+            if name != "eta0":
+                assert inspect.signature(function).parameters[name].default == value
+    for method in METHODS:  # said or not said, it is the same method
+        options = option_defaults(method)
+        rates = {"local_lr": 0.5, "global_lr": 0.5}
+        assert make_method(method, **rates, **options).plan == make_method(method, **rates).plan
+        assert config_hash(make_config({"method": method})) == config_hash(
+            make_config({"method": method, "options": options})
+        )
+
+
+def test_no_option_without_a_method() -> None:
+    taken = {option for method in METHODS for option in option_names(method)} | set(option_names("fedavg+adam"))
+    assert set(Options.model_fields) == taken | {"momentum"}
+
+
+def test_default_models_are_the_tasks_own() -> None:
+    from fedhyper.sim import tasks
+
+    assert list(DEFAULT_MODELS) == list(tasks.BUILT_IN)
+    assert tasks.load_task("digits").model == DEFAULT_MODELS["digits"]
+    assert make_config({"task": "fmnist"}).model == "cnn"
+    assert make_config({"task": "fmnist", "model": "mlp"}).model == "mlp"
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_experiments_load_and_round_trip(path: Path) -> None:
+    config = load_config(path)
+    assert make_config(tomllib.loads(dump(config))).values() == config.values()
+    assert path.stem == config.task
+
+
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "task": st.sampled_from(["digits", "fmnist"]),
+        "method": st.sampled_from(["fedavg", "fedhyper-g+cl", "fedexp"]),
+        "rounds": st.integers(1, 10**6),
+        "clients": st.integers(10, 10**6),
+        "local_lr": st.floats(1e-300, 1e6, exclude_min=True) | st.integers(1, 10**6),
+        "seed": st.integers(0, 2**63 - 1),
+        "target_accuracy": st.floats(0, 1) | st.just(-0.0),
+        "client_metrics": st.booleans(),
+        "partition": st.fixed_dictionaries({}, optional={"concentration": st.floats(1e-3, 1e6)}),
+        "model_options": st.dictionaries(
+            st.text(min_size=1, max_size=20).filter(lambda s: "\0" not in s),
+            st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+            | st.text(st.characters(blacklist_categories=["Cs"]), max_size=20),
+            max_size=3,
+        ),
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(VALUES)
+def test_any_config_round_trips(values: dict[str, Any]) -> None:
+    config = make_config(values)
+    again = make_config(tomllib.loads(dump(config)))
+    assert again.values() == config.values()
+    assert config_hash(again) == config_hash(config)
+    assert dump(again) == dump(config)
+
+
+def test_every_default_is_visible() -> None:
+    written = tomllib.loads(dump(make_config({})))
+    assert set(written) == set(Config.model_fields) - {"model_options"}
+    assert written["options"] == {"hyper_lr": 0.6, "bound": 1e4, "retreat": 4.0}
+    assert set(written["partition"]) == set(PartitionConfig.model_fields)
+
+
+@pytest.mark.parametrize("key", [key for key, _ in fields() if "." not in key])
+def test_the_hash_is_over_what_determines_the_result(key: str) -> None:
+    other: dict[str, Any] = {
+        "task": "mnist", "model": "mlp", "method": "fedavg", "weighting": "uniform", "sampling": "size",
+        "engine": "sequential", "client_metrics": True, "norm_cap": 2.0, "local_lr": 0.5, "global_lr": 0.5,
+        "target_accuracy": 0.5, "clients": 77,
+    }  # fmt: skip
+    base = {"target_accuracy": 0.1, "method": "fedhyper-cl", "model": "logistic"}
+    default = make_config(base)
+    value = other.get(key, True if key in ("stop_at_target", "carry") else 7)
+    changed = make_config(base | {key: value})
+    assert (config_hash(changed) == config_hash(default)) == (key in CHANGEABLE)
+    assert [text.split()[0] for text in differences(changed, default)] == ([] if key in CHANGEABLE else [key])
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"seed = 1\nseed = 2\n", "not TOML"),
+        (b"[partition]\n[partition]\n", "not TOML"),
+        (b"\xef\xbb\xbfseed = 1\n", "byte order mark"),
+        (b"seed = 1\0\n", "not TOML"),
+        (b'task = "\xff"\n', "byte 8 is not UTF-8"),
+        (b"seed = " + b"[" * 50_000, "x.toml"),
+        (b"a" + b".a" * 50_000 + b" = 1", "x.toml"),
+        (b"#" * (1 << 20) + b"\n", "longer than 1 MiB"),
+        (b"seed = 0x\n", "not TOML"),
+        (b"seed = 1 2\n", "not TOML"),
+        (b"seed\n", "not TOML"),
+        (b"= 1\n", "not TOML"),
+        (b'task = "digits\n', "not TOML"),
+        (b"seed = " + b"9" * 5000, "x.toml"),
+        (b"seed = 1979-05-27\n", "seed = date must be a whole number"),
+        (b"local_lr = nan\n", "local_lr = nan must be a finite number"),
+        (b"local_lr = 1e999\n", "local_lr = inf must be a finite number"),
+        (b"[[partition]]\n", "partition"),
+        (b'"\\u001b[31m" = 1\n', "is not known"),
+        (b"[unknown.deeper]\nx = 1\n", "key 'unknown' is not known"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert says in message
+    assert str(path) in message
+    assert message.isprintable()
+
+
+def test_files_that_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"")
+    assert load_config(path).values() == make_config({}).values()
+    path.write_bytes(b"seed = 3\r\n[partition]\r\nkind = 'iid'\r\n")
+    assert load_config(path) == make_config({"seed": 3, "partition": {"kind": "iid"}})
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "missing.toml", tmp_path, tmp_path / "fifo", Path("a\0b"), tmp_path / ("x" * 300)):
+        with pytest.raises(UserError) as caught:
+            load_config(path)
+        assert str(caught.value).isprintable()
+
+
+# --- command line --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("local_lr=0.1", "local_lr", 0.1),
+        ("seed=3", "seed", 3),
+        ("method=fedhyper-g+cl", "method", "fedhyper-g+cl"),
+        ('method="fedavg"', "method", "fedavg"),
+        ("stop_at_target=true", "stop_at_target", True),
+        ("partition.concentration=0.1", "partition.concentration", 0.1),
+        ("task = digits", "task", "digits"),
+        ("model=1\nseed = 2", "model", "1\nseed = 2"),
+    ],
+)
+def test_overrides(text: str, key: str, value: Any) -> None:
+    assert parse_override(text) == (key, value)
+
+
+@pytest.mark.parametrize("text", ["seed", "=1", "seed=", "a b=1", "--x=1", ".=1", "a..b=1", "x=" + "[" * 5000])
+def test_overrides_that_are_none(text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_override(text)
+    assert str(caught.value).isprintable()
+
+
+def test_an_override_wins_and_is_blamed(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("seed = 1\n[partition]\nconcentration = 0.5\n")
+    config = load_config(path, ["seed=2", "partition.concentration=0.1", "partition.kind=dirichlet"])
+    assert (config.seed, config.partition.concentration) == (2, 0.1)
+    with pytest.raises(UserError, match=r"^command line: seed = \"x\" must be a whole number$"):
+        load_config(path, ["seed=x"])
+    with pytest.raises(UserError, match=r"partition\.kind: partition is not a table"):
+        load_config(path, ["partition=1", "partition.kind=iid"])
+
+
+def test_the_documentation_names_every_key() -> None:
+    text = (EXPERIMENTS.parent / "docs" / "config.md").read_text("utf-8")
+    for key, field in fields():
+        assert f"`{key.removeprefix('options.').removeprefix('partition.')}`" in text, key
+        assert field.description, key
+    for method in METHODS:
+        assert f"`{method}`" in text
+
+
+def test_shown_is_one_printable_line() -> None:
+    for value in ("\x1b[2J", "a\nb", "\u202e", "x" * 10**6, 10**5000, [[[]]] * 1000, object(), math.nan):
+        assert shown(value).isprintable()
+        assert len(shown(value)) <= 60
+    assert json.loads(shown("a")) == "a"
