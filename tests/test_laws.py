@@ -9,16 +9,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from threadpoolctl import threadpool_limits
 
 from fedhyper import Constant, Decay, FedExP, FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler
-from fedhyper.arrays import cosine, inner
 from fedhyper.schedulers import Rule
 
 # NumPy says so when it meets NaN, which is right; what the rate does then is what these tests are about.
@@ -352,65 +349,6 @@ def test_tiny_and_huge_are_still_numbers(row: Row, scale: float, make: Callable[
     assert state.hypergrad == pytest.approx(expected, rel=1e-6)
     if scale > 1 or "cosine" in row.name:
         assert state.lr > row.rule.init().lr
-
-
-# The inner product itself ---------------------------------------------------------------------------------------------
-
-
-def _exact(a: np.ndarray, b: np.ndarray) -> float:
-    return float(sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a, b, strict=True)))
-
-
-@pytest.mark.parametrize("size", [1, 2, 16_383, 16_384, 16_385, 40_001])
-def test_inner_against_exact_fractions(size: int) -> None:
-    rng = np.random.default_rng(size)
-    a, b = rng.normal(size=(2, size)).astype(np.float32)
-    exact, scale = _exact(a, b), math.fsum(np.abs(a.astype(float) * b).tolist())
-    for result in (inner(a, b), inner(torch.tensor(a), torch.tensor(b)), inner([a], [b])):
-        assert abs(float(result) - exact) <= 1e-15 * scale
-    assert inner(a.tolist(), b.tolist()) == exact  # fsum of exact products (float32 squared fits in float64)
-
-
-@pytest.mark.parametrize("shape", [(5,), (100_003,), (1_000_000,), (3, 100_003)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_inner_has_the_same_bits_for_any_number_of_threads(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(6)
-    a, b = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    before, results, arrays = torch.get_num_threads(), set(), set()
-    try:
-        for threads in (1, 2, 3, 4, 8):
-            torch.set_num_threads(threads)
-            results.add(inner(a, b).numpy().tobytes())
-            with threadpool_limits(threads):
-                arrays.add(np.asarray(inner(a.float().numpy(), b.float().numpy())).tobytes())
-    finally:
-        torch.set_num_threads(before)
-    assert len(results) == 1
-    assert len(arrays) == 1
-
-
-def test_a_number_stands_for_an_array_full_of_it() -> None:
-    for vector in ([1.0, 2.0], np.array([1.0, 2.0]), torch.tensor([1.0, 2.0])):
-        assert float(inner(vector, 3.0)) == 9.0
-        assert math.isnan(
-            float(inner(type(vector)([1.0, math.nan]) if isinstance(vector, list) else vector * math.nan, 0))
-        )
-    assert inner(2.0, 3) == 6.0
-    assert inner(np.float32(2.0), np.float32(3.0)) == 6.0
-    assert inner(torch.tensor(2.0), 3.0) == 6.0
-
-
-def test_sums_beyond_float64_are_no_numbers_to_act_on() -> None:
-    assert math.isnan(inner([1e308, 1e308], [1.0, 1.0]))
-    assert math.isnan(inner([math.inf, -math.inf], [1.0, 1.0]))
-
-
-def test_cosine_of_known_angles() -> None:
-    assert cosine([3.0, 4.0], [6.0, 8.0]) == pytest.approx(1.0)
-    assert cosine([3.0, 4.0], [-3.0, -4.0]) == pytest.approx(-1.0)
-    assert cosine([1.0, 0.0], [0.0, 5.0]) == 0.0
-    assert cosine([1.0, 0.0], [1.0, 1.0]) == pytest.approx(math.sqrt(0.5))
-    assert cosine([0.0, 0.0], [1.0, 1.0]) == 0.0
 
 
 # Settings and saved states that are refused ---------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""The Python in the README and in docs/ runs. The blocks of one file share a namespace, so a page reads like a session.
+
+A block is left out only by the line ``<!-- not run: reason -->`` right before it; what is left out shows up as a skip.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
+FENCE = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\s*$")
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of Python, the line it starts on, and why it is not run, if so."""
+
+    line: int
+    code: str
+    not_run: str | None
+
+
+def blocks(text: str) -> list[Block]:
+    """All Python blocks of a page."""
+    found = []
+    for match in FENCE.finditer(text):
+        above = NOT_RUN.search(text[: match.start()].rstrip("\n").rpartition("\n")[2])
+        indent = match["indent"]
+        code = "".join(line.removeprefix(indent) for line in match["code"].splitlines(keepends=True))
+        line = text.count("\n", 0, match.start("code")) + 1
+        found.append(Block(line, code, above["reason"] if above else None))
+    return found
+
+
+def program(page: str, text: str) -> str:
+    """One script of the blocks that run; blank lines keep the page's line numbers for the traceback."""
+    lines: list[str] = []
+    for block in blocks(text):
+        if block.not_run is None:
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    return f"exec(compile({chr(10).join(lines)!r}, {page!r}, 'exec'), {{'__name__': '__main__'}})"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program(page.name, text)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page.name}\n{done.stderr}"
+
+
+LEFT_OUT = [(page, block) for page in PAGES for block in blocks(page.read_text()) if block.not_run]
+
+
+@pytest.mark.parametrize(("page", "block"), LEFT_OUT, ids=lambda x: x.name if isinstance(x, Path) else f"line {x.line}")
+def test_blocks_left_out_still_parse(page: Path, block: Block) -> None:
+    compile(block.code, page.name, "exec")
+    pytest.skip(f"{page.name}, line {block.line}: {block.not_run}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    targets = [
+        match["target"] for match in LINK.finditer(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S))
+    ]
+    inside = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [target for target in inside if target and not (page.parent / target).exists()] == []
+
+
+PAGE = """
+# A page
+```python
+x = 1
+```
+```sh
+exit 1
+```
+<!-- not run: needs a cluster -->
+```python
+raise SystemExit(9)
+```
+```python
+assert x == 1
+```
+"""
+
+
+def test_the_reader_of_pages() -> None:
+    assert [(b.line, b.not_run) for b in blocks(PAGE)] == [(4, None), (11, "needs a cluster"), (14, None)]
+    for text, good in ((PAGE, True), (PAGE.replace("x == 1", "x == 2"), False)):
+        done = subprocess.run(
+            [sys.executable, "-c", program("page.md", text)], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode == 0) == good, done.stderr
+    assert 'File "page.md", line 14' in done.stderr
