@@ -12,7 +12,7 @@ import torch
 from fedhyper.sim.methods import METHODS, make_method
 from fedhyper.sim.rounds import Simulation
 from fedhyper.sim.tasks import load_task
-from tests.sim_support import make_simulation, run
+from tests.sim_support import batchnorm_net, make_simulation, run
 
 TABLE = [*METHODS, "fedhyper-g+momentum", "fedhyper-sl+adam"]
 
@@ -251,3 +251,29 @@ def test_unknown_method_and_option_name_the_cure() -> None:
 def test_learns_the_digits() -> None:
     records = run(make_simulation("fedavg", local_lr=0.3, clients_per_round=8, task=load_task("digits")), 30)
     assert records[-1]["accuracy"] > 0.85
+
+
+def test_bad_statistics_are_dropped_like_bad_weights() -> None:
+    simulation = make_simulation(model=batchnorm_net())
+    train = simulation._engine.train
+
+    def poisoned(tasks, sent):  # type: ignore[no-untyped-def]
+        for i, reply in enumerate(train(tasks, sent)):
+            yield reply._replace(buffers=reply.buffers * math.inf) if i == 1 else reply
+
+    simulation._engine.train = poisoned  # type: ignore[method-assign]
+    record = run(simulation, 1)[0]
+    assert record["reject_reasons"] == {"non-finite statistics": 1}
+    assert all(torch.isfinite(w.double()).all() for w in simulation.named_weights().values())
+
+
+def test_rollback_restores_the_statistics_too() -> None:
+    simulation = make_simulation("fedhyper", model=batchnorm_net(), local_lr=0.05)
+    for _ in range(2):
+        simulation.run_round()
+    good = simulation._state
+    simulation._state = good._replace(
+        weights=good.weights * 1e3, buffers=good.buffers + 7, good=good.weights, good_buffers=good.buffers
+    )
+    assert simulation.run_round()["rollback"]
+    assert torch.equal(simulation._state.buffers, good.buffers)

@@ -24,6 +24,11 @@ class ClientTask(NamedTuple):
     examples: int
     batches: list[Indices]
 
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of one pass over the client's data; its first batch is as long as batches get."""
+        return -(-self.examples // len(self.batches[0]))
+
 
 class Reply(NamedTuple):
     """What one client sends back. ``delta`` = w_t − w_m, flat, in the standard layout; losses are means per example."""
@@ -42,13 +47,14 @@ class Reply(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What the server sends: w_t with its buffers, β_t, and Δ_t-1 for CL's global term."""
+    """What the server sends: w_t with its buffers, β_t, Δ_t-1 for CL's global term, and how many clients M it asks."""
 
     weights: Tensor
     buffers: Tensor
     counters: Tensor
     local_lr: float
     delta: Tensor | None
+    cohort: int = 1
 
 
 class Engine(Protocol):

@@ -73,6 +73,7 @@ class Simulation:
             delta=0.0,
             last=weights,
             good=weights,
+            good_buffers=self._flat.buffers.float().clone(),
             carried_lr=math.nan,
             idle_rounds=0,
         )
@@ -94,7 +95,8 @@ class Simulation:
         # the server samples M clients and sends them w_t, β_t (and Δ_t-1 for CL's global term)
         local_lr = state.plan.local_lr if math.isnan(state.carried_lr) else state.carried_lr
         delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
-        sent = Sent(state.weights, state.buffers, state.counters, local_lr, delta_down)
+        cohort = self.clients_per_round
+        sent = Sent(state.weights, state.buffers, state.counters, local_lr, delta_down, cohort)
         replies = self._engine.train(self._client_tasks(state.round), sent)
 
         # each takes K local steps and returns Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
@@ -141,8 +143,9 @@ class Simulation:
         cos = None if isinstance(state.delta, float) else float(cosine(delta, state.delta))
         norm = math.sqrt(float(inner(delta, delta)))
         if plan.rollback:
-            back = state._replace(weights=state.good, last=state.good, delta=0.0, moments=self.method.server.init())
-            return back._replace(round=state.round + 1, plan=plan, idle_rounds=0), cos, norm
+            back = state._replace(weights=state.good, buffers=state.good_buffers, last=state.good, delta=0.0)
+            moments = self.method.server.init()
+            return back._replace(round=state.round + 1, plan=plan, moments=moments, idle_rounds=0), cos, norm
         direction, moments = self.method.server.update(state.moments, delta)
         weights = state.weights - plan.global_lr * direction
         if not all_finite(weights):
@@ -157,6 +160,7 @@ class Simulation:
             delta=delta,
             last=state.weights,
             good=state.weights,
+            good_buffers=state.buffers,
             carried_lr=mean.last_lr if self.carry else math.nan,
             idle_rounds=0,
         )
@@ -260,6 +264,8 @@ class _Mean:
         """Take one reply in, or count why not."""
         self.sent += 1
         reason = reject_reason(reply.delta, reply.delta, reply.examples)
+        if reason is None and not all_finite(reply.buffers):
+            reason = "non-finite statistics"
         if reason is not None:
             self.rejected[reason] += 1
             return

@@ -22,7 +22,8 @@ class ServerState(NamedTuple):
     moments: Moments
     delta: Tensor | float  # Δ_t-1, the last aggregate; 0 before there is one
     last: Tensor  # w_t-1, for FedExP's evaluation
-    good: Tensor  # where a rollback returns to
+    good: Tensor  # the weights a rollback returns to
+    good_buffers: Tensor  # and their statistics
     carried_lr: float  # mean of the clients' final rates (CL with carry); NaN: not in use
     idle_rounds: int  # consecutive rounds without a usable update
 
