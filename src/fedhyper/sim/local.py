@@ -28,11 +28,20 @@ class LocalStep:
     Clients of a stack are sorted by their number of steps; ``grad`` has the first n rows, those still at work.
     """
 
-    def __init__(self, local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> None:
+    def __init__(
+        self,
+        local: Local,
+        weights: Tensor,
+        lr: float,
+        local_steps: Any,
+        epoch_steps: Any,
+        delta: Tensor | None,
+        cohort: int,
+    ) -> None:
         self.local, self.weights = local, weights
         self.lr: Rate = lr
         self.start = weights.clone() if local.proximal else None
-        self.local_steps, self.delta = local_steps, delta
+        self.local_steps, self.epoch_steps, self.delta, self.cohort = local_steps, epoch_steps, delta, cohort
         self.before: Any = None  # the gradient of the step before, for the rules that compare
         self.steps = 0
         self._rates: list[Rate] = []
@@ -67,10 +76,10 @@ class LocalStep:
 class HyperStep(LocalStep):
     """FedHyper-CL: the rule of ``schedulers``, fed gradient by gradient."""
 
-    def __init__(self, local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> None:
-        super().__init__(local, weights, lr, local_steps, delta)
-        self.rule = FedHyperCL(local_steps=local_steps, **local.settings)
-        self.lr = clamp(lr, *self.rule.range, keep=lr)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.rule = FedHyperCL(local_steps=self.local_steps, **self.local.settings)
+        self.lr = clamp(self.lr, *self.rule.range, keep=self.lr)
 
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
         if grad.ndim == 1:
@@ -87,6 +96,31 @@ class HyperStep(LocalStep):
         lr = torch.full((n,), self.lr, dtype=torch.float64, device=grad.device) if self.before is None else self.lr[:n]
         state = LRState(lr, 0.0 if self.before is None else self.before[:n])
         return rule.update(state, grad, 0.0 if self.delta is None else self.delta.expand(n, -1)).lr  # type: ignore[no-any-return]
+
+
+class ReleasedStep(LocalStep):
+    """FedHyper-CL as the authors released it. With d = βg the step just taken, and r = β/β_t, which starts at 1:
+
+        r ← clip(r · min(1.1, 1 + <d_k, d_k-1> + 0.1/M · <d_k, Δ_t-1>), 1/10, 10)
+
+    used from the next step on. The first step of an epoch neither changes r nor is remembered; until one is, Δ_t-1
+    stands for d_k-1. Theirs lets NaN raise the rate (min(1.1, nan) is 1.1 in Python); here it leaves it alone.
+    """
+
+    def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
+        delta = torch.zeros_like(grad) if self.delta is None else self.delta.expand(grad.shape)
+        if self.steps == 0:
+            self.initial, self.before = self.lr, delta
+            self.lr = torch.full(grad.shape[:-1], self.lr, dtype=torch.float64, device=grad.device)
+        rate, before = _rows(self.lr, grad), _rows(self.before, grad)
+        step = grad * rate.to(grad.dtype).unsqueeze(-1)
+        agreement = inner(step, before) + 0.1 / self.cohort * inner(step, delta)
+        counted = self.steps % _rows(torch.as_tensor(self.epoch_steps, device=grad.device), grad) > 0
+        moved = rate * (1 + agreement).clamp(max=1.1)
+        used = counted & torch.isfinite(agreement)
+        self.lr = torch.where(used, moved.clamp(self.initial / 10, self.initial * 10), rate)
+        self.before = torch.where(counted.unsqueeze(-1), step, before)
+        return (float(rate) if grad.ndim == 1 else rate), grad
 
 
 class AdamStep(LocalStep):
@@ -139,12 +173,17 @@ def _rows(value: Tensor, grad: Tensor) -> Tensor:
 _STEPS: dict[str, type[LocalStep]] = {
     "sgd": LocalStep,
     "hyper": HyperStep,
+    "released": ReleasedStep,
     "adam": AdamStep,
     "delta": DeltaStep,
     "polyak": PolyakStep,
 }
 
 
-def make_step(local: Local, weights: Tensor, lr: float, local_steps: Any, delta: Tensor | None) -> LocalStep:
-    """The optimizer for ``weights`` ``[d]`` or ``[n, d]``; ``local_steps`` is K, for a stack one K a row."""
-    return _STEPS[local.kind](local, weights, lr, local_steps, delta)
+def make_step(
+    local: Local, weights: Tensor, lr: float, local_steps: Any, epoch_steps: Any, delta: Tensor | None, cohort: int
+) -> LocalStep:
+    """The optimizer for ``weights`` ``[d]`` or ``[n, d]``; ``local_steps`` is K, ``epoch_steps`` those of one pass over
+    the data, for a stack one a row; ``cohort`` is M.
+    """
+    return _STEPS[local.kind](local, weights, lr, local_steps, epoch_steps, delta, cohort)

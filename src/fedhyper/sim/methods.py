@@ -17,7 +17,7 @@ from fedhyper.plans import Auto, Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
 from fedhyper.server import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 
-LocalKind = Literal["sgd", "hyper", "adam", "delta", "polyak"]
+LocalKind = Literal["sgd", "hyper", "released", "adam", "delta", "polyak"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,11 @@ METHODS: dict[str, _Entry] = {
     "fedhyper-g": _Entry("FedHyper-G: the global rate, on the server", _G, lambda s: s.method(global_rule=s.g())),
     "fedhyper-sl": _Entry("FedHyper-SL: the local rate, on the server", _SL, lambda s: s.method(local_rule=s.sl())),
     "fedhyper-cl": _Entry("FedHyper-CL: the local rate, on each client", _CL, lambda s: s.method(local=s.cl())),
+    "fedhyper-cl-released": _Entry(
+        "FedHyper-CL as its authors' code has it: multiplied, at most +10 % a step, from steps and not gradients",
+        (),
+        lambda s: s.method(local=Local(kind="released", needs_delta=True)),
+    ),
     "fedhyper-g+cl": _Entry(
         "FedHyper-G and -CL, the paper's best", (*_G, *_CL), lambda s: s.method(global_rule=s.g(), local=s.cl())
     ),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,7 @@ class SequentialEngine:
     def _train_client(self, task: ClientTask, sent: Sent) -> Reply:
         self._load(sent)
         self.model.train()
-        optimizer = self._optimizer(sent, local_steps=len(task.batches))
+        optimizer = self._optimizer(sent, task)
         losses, rates = [], []
         for batch in task.batches:
             index = torch.from_numpy(batch)
@@ -46,8 +48,11 @@ class SequentialEngine:
             if self.local.proximal:
                 self._pull_towards(sent.weights)
             losses.append(loss.item())
+            if isinstance(optimizer, _ReleasedSGD):  # its rate of this step; the others' is known after it
+                rates.append(optimizer.lr)
             optimizer.step(loss=losses[-1]) if isinstance(optimizer, PolyakSGD) else optimizer.step()
-            rates.append(float(optimizer.param_groups[0]["lr"]))
+            if not isinstance(optimizer, _ReleasedSGD):
+                rates.append(float(optimizer.param_groups[0]["lr"]))
         return Reply(
             client=task.client,
             examples=task.examples,
@@ -80,11 +85,13 @@ class SequentialEngine:
         scatter(sent.buffers, self._buffers(floating=True))
         scatter(sent.counters, self._buffers(floating=False))
 
-    def _optimizer(self, sent: Sent, local_steps: int) -> torch.optim.Optimizer:
+    def _optimizer(self, sent: Sent, task: ClientTask) -> torch.optim.Optimizer:
         parameters, settings = self._trainable(), dict(self.local.settings)
         if self.local.kind == "hyper":
             settings["initial_lr"] = settings.pop("lr")
-            return HyperSGD(parameters, sent.local_lr, **settings, local_steps=local_steps, delta=sent.delta)
+            return HyperSGD(parameters, sent.local_lr, **settings, local_steps=len(task.batches), delta=sent.delta)
+        if self.local.kind == "released":
+            return _ReleasedSGD(parameters, sent, task.epoch_steps)
         if self.local.kind == "delta":
             return DeltaSGD(parameters, **settings)
         if self.local.kind == "polyak":
@@ -134,3 +141,37 @@ class SequentialEngine:
     def close(self) -> None:
         """Give torch its threads back."""
         torch.set_num_threads(self._threads)
+
+
+class _ReleasedSGD(torch.optim.SGD):
+    """The authors' released client rule in their terms: differences of parameters, after − before."""
+
+    def __init__(self, parameters: list[nn.Parameter], sent: Sent, epoch_steps: int) -> None:
+        super().__init__(parameters, lr=sent.local_lr)
+        self.initial, self.ratio, self.taken = sent.local_lr, 1.0, 0
+        self.epoch_steps, self.cohort = epoch_steps, sent.cohort
+        vector = parameters_to_vector(parameters).detach()
+        self.last_round = torch.zeros_like(vector) if sent.delta is None else -sent.delta.to(vector)
+        self.last = self.last_round
+
+    @property
+    def lr(self) -> float:
+        """The rate of the next step."""
+        return self.initial * self.ratio
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """A step of SGD, then the rate of the one after it."""
+        parameters = self.param_groups[0]["params"]
+        before = parameters_to_vector(parameters).detach()
+        self.param_groups[0]["lr"] = self.lr
+        super().step()
+        first_of_epoch = self.taken % self.epoch_steps == 0
+        self.taken += 1
+        if first_of_epoch:
+            return
+        moved = parameters_to_vector(parameters).detach() - before
+        factor = 1 + float(moved.double() @ self.last.double())
+        factor += 0.1 * float(moved.double() @ self.last_round.double()) / self.cohort
+        if math.isfinite(factor):
+            self.ratio = min(max(self.ratio * min(1.1, factor), 0.1), 10.0)
+        self.last = moved

@@ -82,7 +82,9 @@ class StackedEngine:
         index, shares = self._padded([tasks[i] for i in order])
         weights = sent.weights.to(self.train_x.device).repeat(len(tasks), 1)
         delta = None if sent.delta is None else sent.delta.to(weights.device)
-        step = make_step(self.local, weights, sent.local_lr, torch.from_numpy(steps).to(weights.device), delta)
+        epochs = np.array([tasks[i].epoch_steps for i in order])
+        lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
+        step = make_step(self.local, weights, sent.local_lr, lengths[0], lengths[1], delta, sent.cohort)
         grads = [torch.empty_like(weights), torch.empty_like(weights)]  # CL compares with the one before
         losses = torch.zeros(len(tasks), len(index), dtype=torch.float64, device=weights.device)
         for k, (rows, share) in enumerate(zip(index, shares, strict=True)):

@@ -72,7 +72,8 @@ class _Worker:
         delta = None
         if sent.delta is not None:
             delta = self._copy(sent.delta, torch.empty_like(flat.weights), to_standard=False)
-        step = make_step(self.local, flat.weights, sent.local_lr, len(task.batches), delta)
+        lengths = (len(task.batches), task.epoch_steps)
+        step = make_step(self.local, flat.weights, sent.local_lr, *lengths, delta, sent.cohort)
         losses = []
         flat.zero_grad()
         for batch in task.batches:
