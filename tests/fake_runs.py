@@ -9,7 +9,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-ADAPTS = {"fedhyper": (True, True), "fedhyper-g": (True, False), "fedhyper-sl": (False, True), "fedhyper-g+cl": (True, True)}
+ADAPTS = {
+    "fedhyper": (True, True),
+    "fedhyper-g": (True, False),
+    "fedhyper-sl": (False, True),
+    "fedhyper-g+cl": (True, True),
+}
 
 
 def write_run(path: Path, **settings: Any) -> Path:
@@ -86,6 +91,7 @@ def _records(config: dict[str, Any], noise: random.Random, rejected: bool, clien
         spread = 1.4 if "cl" in config["method"] else 1.0
         evaluated = t % config["eval_every"] == 0 or t == config["rounds"]
         bad = rejected and t % 9 == 0
+        measured = [min(1.0, max(0.0, accuracy + noise.gauss(0, 0.07))) for _ in range(config["clients"])]
         yield {
             "round": t, "global_lr": global_lr, "local_lr": local_lr, "local_lr_min": local_lr / spread,
             "local_lr_max": local_lr * spread,
@@ -98,8 +104,7 @@ def _records(config: dict[str, Any], noise: random.Random, rejected: bool, clien
             "seconds_evaluate": 0.15 if evaluated else 0.0, "bytes_up": 1_163_000, "bytes_down": 1_163_000,
             "clients_used": 10 - 2 * bad, "clients_rejected": 2 * bad,
             "reject_reasons": {"not finite": 1, "norm too large": 1} if bad else {}, "rollback": rejected and t == 18,
-        } | ({"client_accuracy": [min(1.0, max(0.0, accuracy + noise.gauss(0, 0.07))) for _ in range(config["clients"])]}
-             if clients_measured and evaluated else {})  # fmt: skip
+        } | ({"client_accuracy": measured} if clients_measured and evaluated else {})  # fmt: skip
 
 
 def to_toml(config: dict[str, Any]) -> str:
@@ -140,7 +145,58 @@ def write_sweep(root: Path, rounds: int = 50) -> Path:
         for local_lr in (0.0001, 0.001, 0.01, 0.1, 1.0):
             for global_lr in (0.1, 0.5, 1.0, 2.0, 10.0):
                 name = f"method={method},local_lr={local_lr},global_lr={global_lr}"
-                write_run(
-                    root / "cells" / name, method=method, local_lr=local_lr, global_lr=global_lr, rounds=rounds
-                )
+                write_run(root / "cells" / name, method=method, local_lr=local_lr, global_lr=global_lr, rounds=rounds)
     return root
+
+
+_CODE = "window.pwned=1"
+HOSTILE = (
+    f"<script>{_CODE}</script>", f"</script><script>{_CODE}</script>", f"<img src=x onerror={_CODE}>",
+    f"'><img src=x onerror={_CODE}>", f'"><svg onload={_CODE}>', f"<svg><script>{_CODE}</script></svg>",
+    "<iframe srcdoc='<script>parent.pwned=1</script>'>", f"<body onload={_CODE}>", f"<details open ontoggle={_CODE}>",
+    f"<a href=javascript:{_CODE}>x</a>", f"javascript:{_CODE}", f"data:text/html,<script>{_CODE}</script>",
+    "<style>@import 'http://evil.test/x.css'</style>", "<link rel=stylesheet href=http://evil.test/x.css>",
+    "<img src=http://evil.test/x.png>", "<base href=http://evil.test/>", "<meta http-equiv=refresh content=0;url=http://evil.test>",
+    "<!--", "-->", "<![CDATA[", "]]>", "</title>", "</style>", "</textarea>",
+    f"<noscript><p title='</noscript><img src=x onerror={_CODE}>'>",
+    "\\", "\\u003cscript\\u003e", "\\x3cscript\\x3e", "';" + _CODE + ";//", '";' + _CODE + ';//', "`${" + _CODE + "}`",
+    "${" + _CODE + "}", "{{constructor.constructor('" + _CODE + "')()}}", "{% raw %}",
+    "%3Cscript%3E", "&lt;script&gt;", "&#60;script&#62;",
+    "datum.s", "datum['s']", "event.view", f"'+({_CODE})+'", "a.b.c", "a[0]['b']", "__proto__",
+    "constructor", "toString", "hasOwnProperty",
+    "prototype", "null", "undefined", "NaN", "[object Object]", "=cmd|' /C calc'!A0", "+1+1", "-1-1",
+    "@SUM(A1)", "|pipe|",
+    "$\\alpha$ & # _ ^ ~",
+    "line\nbreak\r\ttab", "\u2028\u2029\u202e\ufeff\x00\x1b[31m", "😀" * 60,
+)  # fmt: skip
+
+
+def write_hostile(path: Path, text: str, **settings: Any) -> Path:
+    """A run with ``text`` in every place that holds a string, key and value, the directory's name included."""
+    name = "".join(c for c in text if c not in "/\x00").encode()[:120].decode("utf-8", "ignore")
+    fields = {"task": text, "model": text, "method": text, "weighting": text, "sampling": text} | settings
+    fields |= {text: text, "partition": {"kind": text, text: text}}
+    run = write_run(
+        path / (name if name.strip(".") else "x"), **fields, rounds=6, clients=4, clients_measured=True, rejected=True
+    )
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for record in lines:
+        record |= {"clients_rejected": 2, "reject_reasons": {text: 2}, text: text, "note": text, "rollback": text}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    for file in ("summary.json", "env.json", "partition.json"):
+        content = json.loads((run / file).read_text()) | {text: text}
+        for key in (
+            "weights_sha256",
+            "fedhyper",
+            "python",
+            "torch",
+            "platform",
+            "machine",
+            "git",
+            "started",
+            "kind",
+            "sha256",
+        ):
+            content |= {key: text} if key in content else {}
+        write_json(run / file, content)
+    return run

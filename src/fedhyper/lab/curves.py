@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedhyper.lab.groups import Group, Stat, differing, shown, traffic
+from fedhyper.lab.groups import Group, Stat, describe, differing, is_problem, legend_name, shown, traffic
 from fedhyper.lab.records import Run, number, seconds_of
 
 MAX_SERIES = 8  # as many as the palette has colours that everybody can tell apart
@@ -32,17 +32,17 @@ def make_series(groups: Sequence[Group]) -> tuple[list[Series], str | None]:
     """The lines to draw and, when groups had to be put together or left out, a sentence that says how."""
     if len(groups) <= MAX_SERIES:
         return [Series(group.label, group.runs, [group], "seeds") for group in groups], None
-    key = _series_key(groups)
+    keys = _series_keys(groups)
     by_value: dict[str, list[Group]] = {}
     for group in groups:
-        by_value.setdefault(shown(group.settings.get(key)) if key else "all settings", []).append(group)
-    name = "" if key == "method" or key is None else f"{key} "
+        label = legend_name(describe(group.settings, keys) or "all settings")
+        by_value.setdefault(label, []).append(group)
     series = [
-        Series(name + value, [run for g in members for run in g.runs], members, "settings")
-        for value, members in by_value.items()
+        Series(label, [run for group in members for run in group.runs], members, "settings")
+        for label, members in by_value.items()
     ]
     note = (
-        f"{len(groups)} settings: each line is the median over the settings of one {key or 'sweep'}, "
+        f"{len(groups)} settings: each line is the median over the settings of one {' and '.join(keys) or 'sweep'}, "
         "its band runs from the 10th to the 90th percentile."
     )
     if len(series) > MAX_SERIES:
@@ -51,13 +51,14 @@ def make_series(groups: Sequence[Group]) -> tuple[list[Series], str | None]:
     return series, note
 
 
-def _series_key(groups: Sequence[Group]) -> str | None:
+def _series_keys(groups: Sequence[Group]) -> list[str]:
+    """What one line stands for: the method, or else a setting with few values; never two problems in one line."""
     flats = [group.settings for group in groups]
     different = differing(flats)
-    if "method" in different:
-        return "method"
+    problem = [key for key in groups[0].apart if is_problem(key)]
     few = [key for key in different if len({shown(flat.get(key)) for flat in flats}) <= MAX_SERIES]
-    return few[0] if few else None
+    chosen = "method" if "method" in different else next((key for key in few if key not in problem), None)
+    return [*problem, *([chosen] if chosen else [])]
 
 
 def _finals(series: Series) -> list[float]:
@@ -176,15 +177,16 @@ def bound_rows(series: Sequence[Series], which: str) -> list[dict[str, Any]]:
             continue
         settings = one.groups[0].settings
         initial = number(settings.get(which))
-        bound = next(
-            (b for key in (f"{side}_bound", f"bound_{side}", "bound") if (b := number(settings.get(key)))), default
-        )
+        bound = number(settings.get(f"options.{side}_bound")) or default
         if initial and initial > 0 and bound > 1:
-            limits = (initial / bound, initial * bound)
+            middle = 1.0 if settings.get("options.bounds") == "absolute" else initial
+            limits = (middle / bound, middle * bound)
             rows += [{"s": index, "series": one.label, "limit": _rounded(limit)} for limit in limits]
     return rows
 
 
 def _adapts(method: str, which: str) -> bool:
+    # fedhyper-g+cl, fedhyper-cl-released: the parts before a dash say which rate moves
     parts = method.removeprefix("fedhyper-").split("+") if method.startswith("fedhyper-") else []
-    return bool({"g"} & set(parts)) if which == "global_lr" else bool({"sl", "cl"} & set(parts))
+    moving = {part.split("-")[0] for part in parts}
+    return bool(moving & ({"g"} if which == "global_lr" else {"sl", "cl"}))

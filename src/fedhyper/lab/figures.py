@@ -8,7 +8,7 @@ from typing import Any
 
 from fedhyper.lab import plots
 from fedhyper.lab.curves import Series, bound_rows, curve_rows, quantile
-from fedhyper.lab.groups import Group, Stat, baseline, describe, shown
+from fedhyper.lab.groups import Group, Stat, baseline, describe, legend_name, shown
 from fedhyper.lab.records import Run, number
 
 _RATES = ("local_lr", "global_lr")
@@ -106,6 +106,7 @@ def _curves(rows: plots.Rows, series: Sequence[Series], legend: bool) -> Iterato
             level=target if line.percent else None,
             height=340 if line.percent and line.x == "round" else 240,
             legend=legend,
+            over_settings=any(one.over == "settings" for one in series),
         )
         yield Figure(
             key=f"{line.field.replace('_', '-')}-by-{line.x}",
@@ -144,7 +145,7 @@ def _to_target(series: Sequence[Series]) -> Iterator[Figure]:
             if stat.std is not None:
                 row |= {"lo": max(0.0, stat.mean - stat.std), "hi": stat.mean + stat.std}
             if stat.n < len(runs):
-                row["text"] += f", {stat.n} of {len(runs)} runs"
+                row["text"] += f" ({stat.n} of {len(runs)} runs)"
         rows.append(row)
     if all("value" not in row for row in rows):
         return
@@ -349,7 +350,7 @@ def _heat(key: str, title: str, caption: str, rows: plots.Rows, gain: bool, doma
 
 def _family(group: Group) -> str:
     """What tells a group apart from the others, its initial rates left out."""
-    return describe(group.settings, [key for key in group.apart if key not in _RATES]) or group.method
+    return legend_name(describe(group.settings, [key for key in group.apart if key not in _RATES]) or group.method)
 
 
 def _is_grid(members: Sequence[Group]) -> bool:

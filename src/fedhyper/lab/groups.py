@@ -18,14 +18,21 @@ from fedhyper.lab.records import Run, number, seconds_of
 NOT_SCIENCE = frozenset(
     (
         *("seed", "name", "out", "workers", "threads", "device", "engine", "eval_every", "checkpoint_every"),
+        *("client_metrics", "max_bad_rounds"),
         *("resume", "quiet", "json", "tensorboard"),
     )
 )
 # Accuracies on different tasks cannot be ranked; on unequal budgets they can only be with care.
-SAME_PROBLEM = ("task", "model", "partition")
+SAME_PROBLEM = ("task", "model", "model_options", "subset", "partition")
 SAME_BUDGET = (
     *("rounds", "clients", "clients_per_round", "local_epochs", "local_steps", "batch_size"),
-    *("weighting", "sampling", "target_accuracy", "dtype"),
+    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "dtype"),
+)
+_JAVASCRIPT = frozenset(
+    (
+        *("constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString"),
+        *("valueOf", "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__"),
+    )
 )
 _FIRST = ("task", "model", "method", "local_lr", "global_lr")
 
@@ -146,7 +153,10 @@ def make_groups(runs: Sequence[Run]) -> list[Group]:
     flats = [flatten(group[0].config) for group in members]
     keys = _telling_apart(flats)
     labels = [describe(flat, keys) or _fallback(group[0]) for flat, group in zip(flats, members, strict=True)]
-    groups = [Group(label, flat, group) for label, flat, group in zip(_distinct(labels), flats, members, strict=True)]
+    groups = [
+        Group(label, flat, group, tuple(keys))
+        for label, flat, group in zip(_distinct(labels), flats, members, strict=True)
+    ]
     return sorted(groups, key=_order(keys))
 
 
@@ -172,11 +182,16 @@ def _fallback(run: Run) -> str:
     return run.method if run.config else run.name
 
 
+def legend_name(label: str) -> str:
+    """``label``, in quotation marks if every JavaScript object has a member so called: Vega looks names up in one."""
+    return f"“{label}”" if label in _JAVASCRIPT else label
+
+
 def _distinct(labels: Sequence[str]) -> list[str]:
     # Values cut to a line, or configs nobody could read, may write the same label twice.
     seen: dict[str, int] = {}
     result = []
-    for label in labels:
+    for label in map(legend_name, labels):
         seen[label] = seen.get(label, 0) + 1
         result.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return result
@@ -194,7 +209,7 @@ def _order(keys: Sequence[str]) -> Callable[[Group], tuple[Any, ...]]:
 
 def same_problem(one: Group, other: Group) -> bool:
     """Whether two groups solve the same problem on the same budget, so that a difference is the method's."""
-    keys = {k for k in one.settings.keys() | other.settings.keys() if _is_problem(k) or k in SAME_BUDGET}
+    keys = {k for k in one.settings.keys() | other.settings.keys() if is_problem(k) or k in SAME_BUDGET}
     return all(shown(one.settings.get(key)) == shown(other.settings.get(key)) for key in keys)
 
 
@@ -207,7 +222,8 @@ def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
     return same_rates or candidates
 
 
-def _is_problem(key: str) -> bool:
+def is_problem(key: str) -> bool:
+    """Whether a setting decides what is learned from what, so that results across it cannot be ranked."""
     return key.split(".")[0] in SAME_PROBLEM
 
 
@@ -219,7 +235,7 @@ def comparability(groups: Sequence[Group]) -> list[str]:
     notes = [
         f"Not comparable: {key} differs ({values[key]}). Do not rank accuracies across it."
         for key in different
-        if _is_problem(key)
+        if is_problem(key)
     ]
     notes += [
         f"Unequal conditions: {key} differs ({values[key]}). Compare with care."
@@ -265,8 +281,10 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         planned = number(run.config.get("rounds"))
         of = f" of {planned:g}" if planned else ""
         done = run.rounds[-1]["round"] if run.rounds else 0
+        # A killed run could not say so: its summary still reads as it did while it was alive.
+        status = "running or killed" if run.status == "running" else shown(run.status)
         if run.status != "finished":
-            sentences.append(f"{run.name}: {shown(run.status)} after round {done}{of}.")
+            sentences.append(f"{run.name}: {status} after round {done}{of}.")
     return sentences
 
 

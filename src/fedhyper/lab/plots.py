@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +21,6 @@ try:
 except ModuleNotFoundError as error:
     raise UserError(f"reports need {error.name}, which is not installed; pip install 'fedhyper[report]'") from error
 
-Chart: TypeAlias = alt.typing.ChartType
 Rows: TypeAlias = Sequence[dict[str, Any]]
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart; strongest against the ground first.
@@ -33,6 +33,22 @@ _MANY_CLASSES = 20
 STATIC_WIDTH = 640
 _ROW = 34  # height of a bar with its gap; Vega-Lite warns about steps beside a width that follows the page
 MAX_COLOURS = len(_LIGHT)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """An Altair chart with its data beside it, by name: Altair would copy rows at every step of building a chart.
+
+    Charts that draw the same rows hold the same object, so that a page can store it once.
+    """
+
+    marks: alt.typing.ChartType
+    data: dict[str, Rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The complete Vega-Lite specification, as any Vega-Lite renderer takes it."""
+        spec: dict[str, Any] = self.marks.to_dict(validate=False)
+        return spec | {"datasets": {name: list(rows) for name, rows in self.data.items()}}
 
 
 def theme(dark: bool = False) -> dict[str, Any]:
@@ -70,12 +86,12 @@ def theme(dark: bool = False) -> dict[str, Any]:
 
 def save(chart: Chart, path: Path, *, title: str | None = None) -> Path:
     """Write ``chart`` to ``path`` as its suffix says: ``.png`` (2x), ``.svg`` or ``.pdf``, in the light theme."""
-    spec = chart.to_dict(validate=False)
+    spec = chart.to_dict()
     if spec.get("width") == "container":
         spec["width"] = STATIC_WIDTH
     if title is not None:
         spec["title"] = title
-    spec["config"] = theme()
+    spec |= {"config": theme(), "padding": 12}
     match path.suffix.lower():
         case ".png":
             content = vl_convert.vegalite_to_png(spec, scale=2)
@@ -122,6 +138,7 @@ def line_chart(
     level: float | None = None,
     height: int = 300,
     legend: bool = True,
+    over_settings: bool = False,
 ) -> Chart:
     """A line a series with its band ``y_lo``..``y_hi``; ``limits`` are dashed in the colour of their series.
 
@@ -133,7 +150,7 @@ def line_chart(
     quiet: Any = {"condition": {"test": "datum.label == ''", "value": 0}, "value": 1} if log else 1
     axis = alt.Axis(format=".0%" if percent else "~g", tickCount=6, gridOpacity=quiet)
     scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=True)
-    base = alt.Chart(alt.InlineData(values=list(rows))).encode(
+    base = alt.Chart(alt.NamedData("rows")).encode(
         x=alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(format="~s" if x != "round" else "d", tickCount=8)),
         color=_colour(labels, legend),
     )
@@ -142,7 +159,7 @@ def line_chart(
         name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey || event.altKey]"
     )
     near = alt.selection_point(
-        name="near", nearest=True, on="pointermove", clear="pointerout", encodings=["x", "color"], empty=False
+        name="near", nearest=True, on="pointermove", clear="pointerout", fields=["s", "round"], empty=False
     )
     line = base.mark_line(strokeWidth=2, clip=True, strokeJoin="round").encode(
         y=alt.Y(f"{y}:Q", title=y_title, axis=axis, scale=scale)
@@ -167,38 +184,55 @@ def line_chart(
         .add_params(near)
     )
     layers: list[alt.Chart] = []
+    data: dict[str, Rows] = {"rows": rows}
     if banded:
-        layers.append(base.mark_area(opacity=0.16, clip=True, aria=False).encode(y=f"{y}_lo:Q", y2=f"{y}_hi:Q"))
+        # Bands over settings are wide and lie on each other: paler, with an edge where the bad settings end.
+        edge = {"strokeWidth": 1, "opacity": 0.7, "strokeDash": [3, 2], "clip": True} if over_settings else False
+        area = base.mark_area(opacity=0.08 if over_settings else 0.16, line=edge, clip=True, aria=False)
+        layers.append(area.encode(y=f"{y}_lo:Q", y2=f"{y}_hi:Q").transform_filter(valid))
     if limits:
+        data["limits"] = limits
         layers.append(
-            alt.Chart(alt.InlineData(values=list(limits)))
+            alt.Chart(alt.NamedData("limits"))
             .mark_rule(strokeDash=[4, 4], strokeWidth=1.2, opacity=0.8, clip=True)
             .encode(y="limit:Q", color=_colour(labels, legend), tooltip=[alt.Tooltip("limit:Q", title="bound")])
             .transform_filter(_SHOWN)
         )
     if level is not None:
+        data["level"] = [{"level": level}]
         layers.append(
-            alt.Chart(alt.InlineData(values=[{"level": level}]))
+            alt.Chart(alt.NamedData("level"))
             .mark_rule(strokeDash=[2, 4], clip=True)
             .encode(y="level:Q", tooltip=[alt.Tooltip("level:Q", title="target", format=fmt)])
         )
-    with_filter = [layer.transform_filter(valid) for layer in (line.add_params(zoom), dots)]
-    layers = [layer.transform_filter(valid) if i == 0 and banded else layer for i, layer in enumerate(layers)]
-    return (
-        alt.layer(*layers, *with_filter)
-        .add_params(alt.param(name="hidden", value=[]))
-        .properties(width="container", height=height)
+    layers += [line.add_params(zoom).transform_filter(valid), dots.transform_filter(valid)]
+    marks = (
+        alt.layer(*layers).add_params(alt.param(name="hidden", value=[])).properties(width="container", height=height)
     )
+    return Chart(marks, data)
 
 
 def _colour(labels: Sequence[str], legend: bool) -> alt.Color:
-    shown = alt.Legend(title=None, orient="top", labelLimit=300, symbolType="stroke", columns=3) if legend else None
+    # Opaque symbols: they would take on the faintness of the bands and of the dots nobody points at.
+    shown = (
+        alt.Legend(
+            title=None,
+            orient="top",
+            columns=3,
+            labelLimit=300,
+            symbolType="stroke",
+            symbolOpacity=1,
+            symbolStrokeWidth=3,
+        )
+        if legend
+        else None
+    )
     return alt.Color("series:N", scale=alt.Scale(domain=list(labels)), legend=shown)
 
 
 def bar_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
     """A bar a series: ``value`` with ``lo``..``hi``, and ``text`` at its end, which says so when there is no bar."""
-    base = alt.Chart(alt.InlineData(values=list(rows))).encode(
+    base = alt.Chart(alt.NamedData("rows")).encode(
         y=alt.Y("series:N", sort=list(labels), title=None, axis=alt.Axis(labelLimit=180)),
     )
     room = max((float(row.get("hi") or row["end"]) for row in rows), default=1.0) * 1.25 or 1.0
@@ -209,18 +243,19 @@ def bar_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
     )
     whiskers = base.mark_rule(strokeWidth=1.5).encode(x="lo:Q", x2="hi:Q")
     words = base.mark_text(align="left", dx=8).encode(x="end:Q", text="text:N")
-    return (
+    marks = (
         alt.layer(bars, whiskers, words)
         .transform_filter(_SHOWN)
         .add_params(alt.param(name="hidden", value=[]))
         .properties(width="container", height=_ROW * len(labels))
     )
+    return Chart(marks, {"rows": rows})
 
 
 def strip_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
     """A tick for every ``value`` (a fraction), a row for every series."""
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=list(rows)))
+    marks: alt.Chart = (
+        alt.Chart(alt.NamedData("rows"))
         .mark_tick(opacity=0.45, thickness=1.5, aria=False)
         .encode(
             x=alt.X("value:Q", title=x_title, axis=alt.Axis(format=".0%", tickCount=8), scale=alt.Scale(zero=False)),
@@ -232,17 +267,18 @@ def strip_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
         .add_params(alt.param(name="hidden", value=[]))
         .properties(width="container", height=_ROW * len(labels))
     )
-    return chart
+    return Chart(marks, {"rows": rows})
 
 
 def event_chart(rows: Rows, labels: Sequence[str]) -> Chart:
     """What the guard did: ``event`` is ``rejected`` or ``rollback``, at ``round``, ``count`` times, for ``reasons``."""
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=list(rows)))
+    marks: alt.Chart = (
+        alt.Chart(alt.NamedData("rows"))
         .mark_point(filled=True, opacity=0.75, aria=False)
         .encode(
             x=alt.X("round:Q", title="round", axis=alt.Axis(format="d", tickCount=8)),
             y=alt.Y("series:N", sort=list(labels), title=None, axis=alt.Axis(labelLimit=180)),
+            yOffset=alt.YOffset("event:N", sort=["rejected", "rollback"]),
             size=alt.Size("count:Q", legend=None, scale=alt.Scale(range=[40, 260])),
             shape=alt.Shape(
                 "event:N",
@@ -260,19 +296,19 @@ def event_chart(rows: Rows, labels: Sequence[str]) -> Chart:
         )
         .transform_filter(_SHOWN)
         .add_params(alt.param(name="hidden", value=[]))
-        .properties(width="container", height=_ROW * len(labels))
+        .properties(width="container", height=_ROW * len({row["series"] for row in rows}))
     )
-    return chart
+    return Chart(marks, {"rows": rows})
 
 
 def rate_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
     """``accuracy`` (a fraction) with its band against ``rate`` on a log scale, a line a series."""
-    base = alt.Chart(alt.InlineData(values=list(rows))).encode(
+    base = alt.Chart(alt.NamedData("rows")).encode(
         x=alt.X("rate:Q", title=x_title, scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", tickCount=6)),
         color=_colour(labels, True),
     )
     axis = alt.Axis(format=".0%", tickCount=6)
-    return alt.layer(
+    marks = alt.layer(
         base.mark_area(opacity=0.16, aria=False).encode(y="accuracy_lo:Q", y2="accuracy_hi:Q"),
         base.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=60)).encode(
             y=alt.Y("accuracy:Q", title="final test accuracy", axis=axis),
@@ -284,6 +320,7 @@ def rate_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
             ],
         ),
     ).properties(width="container", height=280)
+    return Chart(marks, {"rows": rows})
 
 
 def heat_map(rows: Rows, *, gain: bool, domain: tuple[float, float]) -> Chart:
@@ -296,7 +333,7 @@ def heat_map(rows: Rows, *, gain: bool, domain: tuple[float, float]) -> Chart:
     # Sorted here by size: to Vega the rates are names, for no scale has room for 0.0001 and 10.
     locals_, globals_ = (sorted({str(row[key]) for row in rows}, key=float) for key in ("local", "global"))
     gap = alt.Scale(paddingInner=0.04)
-    base = alt.Chart(alt.InlineData(values=list(rows))).encode(
+    base = alt.Chart(alt.NamedData("rows")).encode(
         x=alt.X("local:O", title="initial local rate", sort=locals_, axis=alt.Axis(labelAngle=0), scale=gap),
         y=alt.Y("global:O", title="initial global rate", sort=globals_[::-1], scale=gap),
         tooltip=[
@@ -310,7 +347,8 @@ def heat_map(rows: Rows, *, gain: bool, domain: tuple[float, float]) -> Chart:
     words = base.mark_text(fontSize=12).encode(
         text="text:N", color=alt.condition("datum.bright", alt.value("#111111"), alt.value("#ffffff"))
     )
-    return alt.layer(cells, words).properties(width="container", height=_ROW * len(globals_) + 2 * len(globals_))
+    marks = alt.layer(cells, words).properties(width="container", height=_ROW * len(globals_))
+    return Chart(marks, {"rows": rows})
 
 
 def partition_chart(partition: dict[str, Any]) -> Chart:
@@ -321,6 +359,7 @@ def partition_chart(partition: dict[str, Any]) -> Chart:
     counts, sizes = partition.get("class_counts"), partition.get("sizes")
     if not isinstance(sizes, list) or not sizes:
         raise UserError("partition has no sizes; pass the content of a run's partition.json")
+    marks: alt.Chart
     few = isinstance(counts, list) and 0 < len(counts) <= _MANY_CLIENTS
     if few and isinstance(counts, list) and max(len(row) for row in counts) <= _MANY_CLASSES:
         rows = [
@@ -329,8 +368,8 @@ def partition_chart(partition: dict[str, Any]) -> Chart:
             for label, n in enumerate(row)
             if n
         ]
-        stacked: alt.Chart = (
-            alt.Chart(alt.InlineData(values=rows))
+        marks = (
+            alt.Chart(alt.NamedData("rows"))
             .mark_bar(cornerRadiusEnd=0, aria=False)
             .encode(
                 x=alt.X("client:O", axis=alt.Axis(labelOverlap=True, labelAngle=0), scale=alt.Scale(padding=0.15)),
@@ -346,9 +385,9 @@ def partition_chart(partition: dict[str, Any]) -> Chart:
             )
             .properties(width="container", height=240)
         )
-        return stacked
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=[{"examples": n} for n in sizes]))
+        return Chart(marks, {"rows": rows})
+    marks = (
+        alt.Chart(alt.NamedData("rows"))
         .mark_bar(aria=False)
         .encode(
             x=alt.X("examples:Q", bin=alt.Bin(maxbins=40), title="examples of a client"),
@@ -357,4 +396,4 @@ def partition_chart(partition: dict[str, Any]) -> Chart:
         )
         .properties(width="container", height=240)
     )
-    return chart
+    return Chart(marks, {"rows": [{"examples": n} for n in sizes]})

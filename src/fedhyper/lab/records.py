@@ -60,16 +60,14 @@ class Run:
     @property
     def final_accuracy(self) -> float | None:
         """The last measured test accuracy, a fraction; None when none was measured."""
-        summarised = number((self.summary or {}).get("final_accuracy"))
-        if summarised is not None:
-            return summarised
-        return next((r["accuracy"] for r in reversed(self.rounds) if r.get("accuracy") is not None), None)
+        # The summary of a killed run is older than its last round, so the rounds have the word.
+        measured = (r["accuracy"] for r in reversed(self.rounds) if r.get("accuracy") is not None)
+        return next(measured, number((self.summary or {}).get("final_accuracy")))
 
     @property
     def target_accuracy(self) -> float | None:
         """The accuracy that rounds-to-target counts to, a fraction; None when none was set."""
-        target = number((self.summary or {}).get("target_accuracy"))
-        return target if target is not None else number(self.config.get("target_accuracy"))
+        return number((self.summary or {}).get("target_accuracy")) or number(self.config.get("target_accuracy")) or None
 
     def to_target(self) -> tuple[int, float] | None:
         """Round and seconds at which the target was first reached; None when there is no target or it was not."""

@@ -291,17 +291,20 @@ def _machines(runs: Sequence[Run]) -> str:
 
 
 def _page_data(drawn: Sequence[Figure]) -> dict[str, Any]:
-    """Specifications without their data, and the data once: Altair names a dataset by the hash of its content."""
+    """Specifications without their data, and the data once, however many charts draw it."""
     from fedhyper.lab import plots
 
-    data: dict[str, Any] = {}
+    tables: list[plots.Rows] = []
     charts = []
     for figure in drawn:
-        spec = figure.chart.to_dict(validate=False)
-        own = spec.pop("datasets", {})
-        spec["description"] = figure.alt
-        data |= {name: _columns(rows) for name, rows in own.items() if name not in data}
-        charts.append({"spec": spec, "data": list(own), "series": figure.by_series})
+        names = {}
+        for name, rows in figure.chart.data.items():
+            known = next((i for i, table in enumerate(tables) if table is rows), len(tables))
+            names[name] = known
+            tables += [rows] if known == len(tables) else []
+        spec = figure.chart.marks.to_dict(validate=False) | {"description": figure.alt}
+        charts.append({"spec": spec, "data": names, "series": figure.by_series})
+    data = [_columns(rows) for rows in tables]
     return {"charts": charts, "data": data, "themes": [plots.theme(), plots.theme(dark=True)]}
 
 

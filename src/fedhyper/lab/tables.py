@@ -43,9 +43,11 @@ def headline_table(paths: Sequence[Path], style: Style) -> str:
     if style not in get_args(Style):
         raise UserError(f"table style {style!r} is unknown; use md, latex or csv")
     groups = make_groups(load_runs(paths))
+    if style == "csv":
+        return _csv(groups)
     header = [*COLUMNS, *OVERHEAD]
     rows = [list(row.cells) for row in headline_rows(groups)]
-    return {"md": _markdown, "latex": _latex, "csv": _csv}[style](header, rows)
+    return _markdown(header, rows) if style == "md" else _latex(header, rows)
 
 
 def headline_rows(groups: Sequence[Group]) -> list[Row]:
@@ -87,9 +89,7 @@ def _cells(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     ended = sum(run.ended for run in group.runs)
     count = str(len(group.runs)) if ended == len(group.runs) else f"{len(group.runs)} ({ended} ended)"
     accuracy, sent, spent = group.accuracy(), group.bytes_total(), group.seconds_per_round()
-    rivals = baseline(group, groups)
-    slower = _ratio(spent, [rival.seconds_per_round() for rival in rivals])
-    heavier = _ratio(group.bytes_per_round(), [rival.bytes_per_round() for rival in rivals])
+    slower, heavier = _overhead(group, groups)
     return (
         group.label,
         count,
@@ -116,6 +116,15 @@ def _to_target(group: Group, stat: Stat | None, digits: int) -> str:
         return "not reached"
     missed = f" ({stat.n} of {len(group.results)})" if stat.n < len(group.results) else ""
     return spread(stat, digits) + missed
+
+
+def _overhead(group: Group, groups: Sequence[Group]) -> tuple[float | None, float | None]:
+    """Seconds and bytes of a round above FedAvg's, as fractions; None where no FedAvg run is comparable."""
+    rivals = baseline(group, groups)
+    return (
+        _ratio(group.seconds_per_round(), [rival.seconds_per_round() for rival in rivals]),
+        _ratio(group.bytes_per_round(), [rival.bytes_per_round() for rival in rivals]),
+    )
 
 
 def _ratio(mine: float | None, theirs: Sequence[float | None]) -> float | None:
@@ -153,15 +162,24 @@ def _tex(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in text).replace("–", "--")
 
 
-def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _csv(groups: Sequence[Group]) -> str:
+    """Numbers as numbers, a column each, for programs and spreadsheets; accuracies are fractions, empty is unknown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_plain(cell) for cell in row] for row in rows)
+    pairs = ("final_accuracy", "rounds_to_target", "seconds_to_target", "bytes")
+    header = ["setting", "method", "runs", "ended", *(f"{name}{part}" for name in pairs for part in ("", "_std"))]
+    writer.writerow([*header, "reached_target", "seconds_per_round", "time_vs_fedavg", "bytes_vs_fedavg"])
+    for group in groups:
+        stats = (group.accuracy(), group.rounds_to_target(), group.seconds_to_target(), group.bytes_total())
+        values = [value for stat in stats for value in ((stat.mean, stat.std) if stat else (None, None))]
+        ended = sum(run.ended for run in group.runs)
+        counts = [len(group.runs), ended, *values, sum(run.to_target() is not None for run in group.runs)]
+        figures = [*counts, group.seconds_per_round(), *_overhead(group, groups)]
+        cells = ["" if figure is None else f"{figure:.9g}" for figure in figures]
+        writer.writerow([_inert(group.label), _inert(group.method), *cells])
     return out.getvalue()
 
 
-def _plain(cell: str) -> str:
-    """A spreadsheet runs a cell that begins like a formula; a number may keep its sign."""
-    number_like = re.fullmatch(r"[+-]?[\d.,]+( %)?( ± [\d.]+)?", cell)
-    return cell if number_like or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) else "'" + cell
+def _inert(text: str) -> str:
+    """A spreadsheet runs a cell that begins like a formula; an apostrophe in front makes it text."""
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

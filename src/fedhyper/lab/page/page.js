@@ -17,20 +17,31 @@
   const refuse = () => Promise.reject(new Error("this page loads nothing"));
   const loader = { load: refuse, sanitize: refuse, http: refuse, file: refuse };
 
+  // Vega-Lite 6.4 forgets, for text fields only, that under `nearest` the datum sits in a datum.
+  const mend = (spec) => {
+    for (const mark of spec.marks ?? []) {
+      const tooltip = mark.encode?.update?.tooltip;
+      if (tooltip?.signal?.includes("datum.datum[")) tooltip.signal = tooltip.signal.replace(/(?<!\.)datum\["series"\]/g, 'datum.datum["series"]');
+      mend(mark);
+    }
+    return spec;
+  };
+
   async function draw(box) {
-    const { spec, data } = page.charts[Number(box.dataset.chart)];
-    const datasets = Object.fromEntries(data.map((name) => [name, rows(page.data[name])]));
+    const { spec, data, series } = page.charts[Number(box.dataset.chart)];
+    const datasets = Object.fromEntries(Object.entries(data).map(([name, i]) => [name, rows(page.data[i])]));
     const { view } = await vegaEmbed(box, { ...spec, datasets }, {
       ast: true, // Vega's interpreter instead of eval, so that the page needs no 'unsafe-eval'
       actions: false,
       config: page.themes[dark.matches ? 1 : 0],
       defaultStyle: false,
       loader,
+      patch: mend,
       renderer: "svg",
       tooltip: { disableDefaultStyle: true },
     });
     box.classList.toggle("dark", dark.matches);
-    return { box, view, series: page.charts[Number(box.dataset.chart)].series };
+    return { box, view, series };
   }
 
   async function drawAll() {

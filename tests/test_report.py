@@ -1,0 +1,447 @@
+"""The report without a browser: what is read, how it is grouped, what the tables and the page's source say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # importlib mode: test modules are no package
+from fake_runs import HOSTILE, fake_partition, write_comparison, write_hostile, write_json, write_run, write_sweep
+
+from fedhyper.errors import StorageError, UserError
+from fedhyper.lab import report
+from fedhyper.lab.curves import MAX_POINTS, bound_rows, curve_rows, make_series, quantile
+from fedhyper.lab.figures import make_figures
+from fedhyper.lab.groups import Stat, comparability, make_groups, unfinished
+from fedhyper.lab.headline import headline
+from fedhyper.lab.records import load_runs
+from fedhyper.lab.report import write_figures, write_report
+from fedhyper.lab.tables import headline_table
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def test_finds_runs_sweeps_and_directories_of_either(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "one", rounds=3)
+    write_run(tmp_path / "b" / "sweep" / "cells" / "x", rounds=3)
+    write_run(tmp_path / "b" / "sweep" / "cells" / "y", rounds=3)
+    (tmp_path / "b" / "sweep" / "sweep.toml").write_text("")
+    assert [run.name for run in load_runs([tmp_path])] == ["a/one", "b/sweep/x", "b/sweep/y"]
+    assert [run.name for run in load_runs([tmp_path / "b" / "sweep"])] == ["x", "y"]
+    assert [run.name for run in load_runs([tmp_path / "a" / "one"])] == ["one"]
+    assert len(load_runs([tmp_path / "a", tmp_path / "a" / "one"])) == 1, "a run named twice is one run"
+
+
+def test_a_run_cut_off_while_it_was_written(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=10)
+    (run / "summary.json").unlink()
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-40])
+    (loaded,) = load_runs([run])
+    assert len(loaded.rounds) == 9
+    assert "line 10 was cut off" in loaded.problems[0]
+    assert loaded.status == "unfinished"
+    assert unfinished([loaded]) == ["run: unfinished after round 9 of 10."]
+    page = write_report([run], tmp_path / "report.html").read_text()
+    assert "was cut off while it was written" in page
+    assert "unfinished after round 9 of 10" in page
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.toml", b"task = ", "config.toml is not TOML"),
+        ("config.toml", b"\xff\xfe", "config.toml is not TOML"),
+        ("metrics.jsonl", b"", "metrics.jsonl is empty"),
+        ("metrics.jsonl", b"[1]\n\x00\n{}\n" + b"[" * 100_000, "metrics.jsonl line 1 is no record"),
+        ("metrics.jsonl", b'{"round": 1, "accuracy": "x", "test_loss": NaN, "global_lr": 1e999}\n', None),
+        ("summary.json", b"[]", "summary.json holds no object"),
+        ("summary.json", b'{"status": ["x"], "final_accuracy": "high"}', None),
+        ("env.json", b"{", "env.json is not JSON"),
+        ("partition.json", b'{"sizes": ["a"], "class_counts": 3}', None),
+        ("partition.json", b'{"sizes": [], "class_counts": []}', None),
+        ("metrics.jsonl", b'{"round": 1, "accuracy": ' + b"9" * 5000 + b"}\n", "metrics.jsonl line 1 is no record"),
+    ],
+)
+def test_a_damaged_file_is_a_note_and_the_page_is_still_written(
+    tmp_path: Path, file: str, content: bytes, said: str | None
+) -> None:
+    run = write_run(tmp_path / "run", rounds=4)
+    (run / file).write_bytes(content)
+    (loaded,) = load_runs([run])
+    assert any(said in problem for problem in loaded.problems) if said else True
+    assert write_report([run], tmp_path / "report.html").stat().st_size > 100_000
+
+
+def test_a_run_that_never_finished_a_round(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=4)
+    (run / "metrics.jsonl").unlink()
+    (run / "summary.json").unlink()
+    page = write_report([run], tmp_path / "report.html").read_text()
+    assert "No accuracy was measured" in page
+
+
+@pytest.mark.parametrize("made", ["missing", "empty", "file", "foreign"])
+def test_nothing_to_report_is_one_clear_line(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "there"
+    if made == "empty":
+        path.mkdir()
+    elif made == "file":
+        path.write_text("not a run")
+    elif made == "foreign":
+        path.mkdir()
+        (path / "config.toml").write_text('baseURL = "https://example.org"\n')
+    with pytest.raises(UserError) as error:
+        write_report([path], tmp_path / "report.html")
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_resumed_round_counts_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=4)
+    again = json.dumps(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) | {"accuracy": 0.5})
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(again + "\n")
+    (loaded,) = load_runs([run])
+    assert [record["round"] for record in loaded.rounds] == [1, 2, 3, 4]
+    assert loaded.final_accuracy == 0.5
+
+
+# --- grouping ------------------------------------------------------------------------------------------------
+
+
+def test_seeds_form_a_group_and_labels_say_only_what_differs(tmp_path: Path) -> None:
+    groups = make_groups(load_runs([write_comparison(tmp_path / "runs", rounds=5)]))
+    assert [group.label for group in groups] == ["fedavg", "fedexp", "fedhyper-g", "fedhyper-g+cl"]
+    assert [len(group.runs) for group in groups] == [3, 3, 3, 3]
+    assert comparability(groups) == []
+
+
+def test_a_setting_implied_by_the_method_is_not_repeated(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rounds=3, options={"momentum": 0.9}, method="fedavgm")
+    write_run(tmp_path / "b", rounds=3, method="fedavg", local_lr=0.1)
+    write_run(tmp_path / "c", rounds=3, method="fedavg", local_lr=0.001)
+    labels = [group.label for group in make_groups(load_runs([tmp_path]))]
+    assert labels == ["fedavg, local_lr 0.001", "fedavg, local_lr 0.1", "fedavgm, local_lr 0.01"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"task": "mnist"}, "Not comparable: task differs (fmnist; mnist)"),
+        ({"model": "mlp"}, "Not comparable: model differs"),
+        ({"partition": {"kind": "iid"}}, "Not comparable: partition.kind differs"),
+        ({"rounds": 9}, "Unequal conditions: rounds differs (3; 9)"),
+        ({"clients_per_round": 5}, "Unequal conditions: clients_per_round"),
+    ],
+)
+def test_says_plainly_when_runs_cannot_be_compared(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    write_run(tmp_path / "a", rounds=3)
+    write_run(tmp_path / "b", **({"method": "fedexp", "rounds": 3} | change))
+    groups = make_groups(load_runs([tmp_path]))
+    assert any(said in note for note in comparability(groups))
+    assert headline(groups, make_series(groups)[0])[0] == "2 settings, side by side", "no ranking"
+    assert "vs fedavg" in headline_table([tmp_path], "md")
+    assert headline_table([tmp_path], "md").splitlines()[-1].endswith("| – | – |"), "no overhead across problems"
+
+
+def test_another_machine_or_partition_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rounds=3)
+    other = write_run(tmp_path / "b", rounds=3, method="fedexp")
+    write_json(other / "env.json", {"machine": "arm64", "platform": "Darwin", "cpu_count": 8})
+    write_json(other / "partition.json", fake_partition(30, seed=7))
+    notes = comparability(make_groups(load_runs([tmp_path])))
+    assert any("2 different machines" in note for note in notes)
+    assert any("different partitions" in note for note in notes)
+
+
+def test_mean_and_deviation_by_hand() -> None:
+    # (0.1 + 0.2 + 0.6) / 3 = 0.3; squares 0.04 + 0.01 + 0.09 = 0.14; / 2 = 0.07; root = 0.26458
+    stat = Stat.of([0.1, None, 0.2, 0.6])
+    assert stat is not None
+    assert stat.mean == pytest.approx(0.3)
+    assert stat.std == pytest.approx(0.26458, abs=1e-5)
+    assert stat.n == 3
+    assert Stat.of([0.5]) == Stat(0.5, None, 1)
+    assert Stat.of([None]) is None
+    assert quantile([4, 1, 3, 2], 0.5) == 2.5
+    assert quantile([0, 10], 0.1) == pytest.approx(1.0)
+
+
+def test_a_difference_within_the_spread_is_called_level(tmp_path: Path) -> None:
+    for method, finals in {"fedavg": (0.70, 0.74), "fedexp": (0.71, 0.75)}.items():
+        for seed, final in enumerate(finals):
+            run = write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, rounds=3)
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            lines[-1]["accuracy"] = final
+            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    groups = make_groups(load_runs([tmp_path]))
+    title, why = headline(groups, make_series(groups)[0])
+    assert title == "fedexp ends at 73.0 ± 2.8 %, level with fedavg"
+    assert "1.0 points is within the spread" in why
+
+
+def test_a_diverged_run_stays_in_the_mean(tmp_path: Path) -> None:
+    good = write_run(tmp_path / "good", rounds=10, seed=0)
+    bad = write_run(tmp_path / "bad", rounds=10, seed=1)
+    lines = (bad / "metrics.jsonl").read_text().splitlines(keepends=True)[:4]
+    (bad / "metrics.jsonl").write_text("".join(lines))
+    summary = json.loads((bad / "summary.json").read_text()) | {"status": "diverged", "rounds": 4}
+    write_json(bad / "summary.json", summary)
+    (group,) = make_groups(load_runs([tmp_path]))
+    last = curve_rows(make_series([group])[0])[-1]
+    kept = [json.loads(line)["accuracy"] for line in ((good / "metrics.jsonl").read_text().splitlines()[-1], lines[-1])]
+    assert last["round"] == 10
+    assert last["accuracy"] == pytest.approx(sum(kept) / 2, rel=1e-4)
+    assert group.accuracy() is not None
+    assert group.accuracy().mean == pytest.approx(sum(kept) / 2)  # type: ignore[union-attr]
+
+
+def test_a_sweep_is_a_line_a_method_and_never_mixes_tasks(tmp_path: Path) -> None:
+    for task in ("digits", "fmnist"):
+        for method in ("fedavg", "fedexp"):
+            for local_lr in (0.001, 0.01, 0.1):
+                name = f"{task} {method} {local_lr}"
+                write_run(tmp_path / name, task=task, method=method, local_lr=local_lr, rounds=3)
+    series, note = make_series(make_groups(load_runs([tmp_path])))
+    assert sorted((one.label, len(one.runs)) for one in series) == [
+        ("task digits, fedavg", 3),
+        ("task digits, fedexp", 3),
+        ("task fmnist, fedavg", 3),
+        ("task fmnist, fedexp", 3),
+    ]
+    assert note is not None
+    assert note.startswith("12 settings: each line is the median over the settings of one task and method")
+
+
+def test_long_runs_are_thinned_to_their_evaluated_rounds(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rounds=1000, eval_every=7)
+    rows = curve_rows(make_series(make_groups(load_runs([tmp_path])))[0])
+    assert len(rows) <= MAX_POINTS
+    assert rows[-1]["round"] == 1000
+    assert sum("accuracy" in row for row in rows) >= 140, "of 143 evaluations nearly all are drawn"
+
+
+@pytest.mark.parametrize(
+    ("settings", "which", "expected"),
+    [
+        ({"method": "fedhyper-g", "global_lr": 1.0}, "global_lr", [1 / 3, 3.0]),
+        ({"method": "fedhyper-g", "global_lr": 1.0}, "local_lr", []),
+        ({"method": "fedhyper-g+cl", "local_lr": 0.02}, "local_lr", [0.002, 0.2]),
+        ({"method": "fedhyper-sl", "options": {"local_bound": 4.0}, "local_lr": 0.02}, "local_lr", [0.005, 0.08]),
+        ({"method": "fedhyper-sl", "options": {"bounds": "absolute"}}, "local_lr", [0.1, 10.0]),
+        ({"method": "fedavg"}, "global_lr", []),
+        ({"method": "fedhyper"}, "local_lr", []),
+    ],
+)
+def test_bounds(tmp_path: Path, settings: dict[str, object], which: str, expected: list[float]) -> None:
+    write_run(tmp_path / "run", rounds=3, **settings)
+    series, _ = make_series(make_groups(load_runs([tmp_path])))
+    assert [row["limit"] for row in bound_rows(series, which)] == pytest.approx(expected, rel=1e-4)
+
+
+# --- figures -------------------------------------------------------------------------------------------------
+
+
+def test_every_content_is_there_when_the_runs_have_its_data(tmp_path: Path) -> None:
+    groups = make_groups(load_runs([write_comparison(tmp_path / "runs", seeds=2, rounds=20)]))
+    keys = {figure.key for figure in make_figures(groups, make_series(groups)[0], legend=False)}
+    assert keys == {
+        *(f"{y}-by-{x}" for y in ("accuracy", "test-loss") for x in ("round", "seconds", "megabytes")),
+        *("train-loss-by-round", "global-lr-by-round", "local-lr-by-round", "cosine-by-round", "hypergrad-by-round"),
+        *("rounds-to-target", "client-accuracy", "guard", "partition"),
+    }
+
+
+def test_what_runs_do_not_have_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=5, target_accuracy=0.0)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [{"round": line["round"], "accuracy": line["accuracy"]} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    (run / "partition.json").unlink()
+    groups = make_groups(load_runs([run]))
+    assert [f.key for f in make_figures(groups, make_series(groups)[0], legend=False)] == ["accuracy-by-round"]
+
+
+def test_heat_maps_of_a_grid(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedhyper"):
+        for local_lr in (0.001, 0.01, 0.1):
+            for global_lr in (0.5, 1.0):
+                name = f"{method} {local_lr} {global_lr}"
+                write_run(tmp_path / name, method=method, local_lr=local_lr, global_lr=global_lr, rounds=4)
+    groups = make_groups(load_runs([tmp_path]))
+    figures = {f.key: f for f in make_figures(groups, make_series(groups)[0], legend=False)}
+    finals = {(g.method, g.settings["local_lr"], g.settings["global_lr"]): g.accuracy() for g in groups}
+    cells = {(c["local"], c["global"]): c["value"] for c in figures["gain-map-1"].chart.data["rows"]}
+    assert len(cells) == 6
+    mine, theirs = finals["fedhyper", 0.001, 0.5], finals["fedavg", 0.001, 0.5]
+    assert mine is not None
+    assert theirs is not None
+    assert cells["0.001", "0.5"] == pytest.approx(100 * (mine.mean - theirs.mean))
+    assert {"accuracy-map-1", "accuracy-map-2", "gain-map-1"} <= figures.keys()
+    assert figures["accuracy-map-1"].title == "Accuracy of fedavg"
+
+
+def test_one_rate_gives_a_line_instead_of_a_map(tmp_path: Path) -> None:
+    for local_lr in (0.001, 0.01, 0.1):
+        write_run(tmp_path / str(local_lr), local_lr=local_lr, rounds=4)
+    groups = make_groups(load_runs([tmp_path]))
+    keys = [f.key for f in make_figures(groups, make_series(groups)[0], legend=False)]
+    assert "accuracy-by-local-lr" in keys
+    assert not any("map" in key for key in keys)
+
+
+def test_figures_as_files(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rounds=5)
+    written = write_figures([tmp_path / "run"], tmp_path / "figures", formats=("png", "svg", "pdf"))
+    begins = {"png": b"\x89PNG", "svg": b"<svg", "pdf": b"%PDF"}
+    assert len(written) >= 30
+    assert all(path.read_bytes().startswith(begins[path.suffix[1:]]) for path in written)
+    with pytest.raises(UserError, match="'gif' is unknown; use png, svg, pdf"):
+        write_figures([tmp_path / "run"], tmp_path, formats=("gif",))
+
+
+@pytest.mark.parametrize("clients", [10, 1000])
+def test_partition_chart_alone(tmp_path: Path, clients: int) -> None:
+    from fedhyper.lab import plots
+
+    path = plots.save(plots.partition_chart(fake_partition(clients)), tmp_path / "deep" / "partition.svg")
+    assert path.read_text().count("<path") > 10
+    with pytest.raises(UserError, match=r"\.png, \.svg or \.pdf"):
+        plots.save(plots.partition_chart(fake_partition(3)), tmp_path / "partition.bmp")
+    with pytest.raises(UserError, match=r"partition\.json"):
+        plots.partition_chart({})
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def test_tables_escape_what_their_readers_would_run(tmp_path: Path) -> None:
+    for index, text in enumerate(HOSTILE):
+        write_run(tmp_path / str(index), method=text, rounds=3)
+    rows = list(csv.reader(io.StringIO(headline_table([tmp_path], "csv"))))
+    assert len(rows) == 1 + len(HOSTILE)
+    assert {len(row) for row in rows} == {16}
+    assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for cell in row[:2])
+    lines = headline_table([tmp_path], "md").splitlines()
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {10}
+    assert not any(re.search(r"(?<!\\)<", line) for line in lines)
+    latex = headline_table([tmp_path], "latex")
+    assert latex.count(r"\\" + "\n") == 1 + len(HOSTILE)
+    assert not re.search(r"(?<!\\)[#%_]", latex)
+    with pytest.raises(UserError, match="use md, latex or csv"):
+        headline_table([tmp_path], "xls")  # type: ignore[arg-type]
+
+
+def test_headline_table_by_hand(tmp_path: Path) -> None:
+    for method, seconds, sent in (("fedavg", 2.0, 100), ("fedexp", 3.0, 110)):
+        run = write_run(tmp_path / method, method=method, rounds=2, target_accuracy=0.5)
+        record = {"seconds_train": seconds, "seconds_aggregate": 0.0, "seconds_evaluate": 1.0}
+        record |= {"bytes_up": sent * 500_000, "bytes_down": sent * 500_000}
+        rounds = [record | {"round": 1, "accuracy": 0.4}, record | {"round": 2, "accuracy": 0.6}]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
+    fedavg, fedexp = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in headline_table([tmp_path], "md").splitlines()[2:]
+    )
+    # two rounds of 2 s training and 1 s evaluation; evaluation is no overhead
+    assert fedavg == ["fedavg", "1", "60.0", "2", "6.0", "200.0", "2", "–", "–"]
+    assert fedexp == ["fedexp", "1", "60.0", "2", "8.0", "220.0", "3", "+50.0 %", "+10.0 %"]
+
+
+# --- the page ------------------------------------------------------------------------------------------------
+
+
+class _Outline(HTMLParser):
+    """Tags and attributes of a page, and the text of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_the_page_asks_for_nothing_and_allows_no_eval(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rounds=5)
+    page = write_report([tmp_path / "run"], tmp_path / "out" / "report.html", title="A <title>").read_text()
+    outline = _Outline(page)
+    policy = next(a["content"] for t, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert not any({"src", "href", "style"} & attrs.keys() for _, attrs in outline.tags)
+    assert "A &lt;title&gt;" in page
+    assert page.count("window.vegaEmbed=") == 1, "the library is in the page once"
+
+
+def test_every_chart_has_words_for_a_screen_reader(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "runs", seeds=1, rounds=5)
+    outline = _Outline(write_report([tmp_path / "runs"], tmp_path / "report.html").read_text())
+    charts = [attrs for _, attrs in outline.tags if "data-chart" in attrs]
+    assert len(charts) >= 12
+    assert all(len(attrs["aria-label"] or "") > 30 for attrs in charts)
+    assert {attrs["role"] for attrs in charts} == {"img"}
+
+
+def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", rounds=3)
+    out = tmp_path / "out" / "report.html"
+    out.parent.mkdir()
+    out.write_text("old")
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        write_report([tmp_path / "run"], out)
+    assert out.read_text() == "old"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_missing_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", rounds=3)
+    monkeypatch.setitem(sys.modules, "altair", None)
+    for name in ("plots", "figures"):
+        monkeypatch.delitem(sys.modules, f"fedhyper.lab.{name}", raising=False)
+        monkeypatch.delattr(f"fedhyper.lab.{name}", raising=False)
+    with pytest.raises(UserError, match=r"pip install 'fedhyper\[report\]'"):
+        report.write_report([tmp_path / "run"], tmp_path / "report.html")
+    assert "fedavg" in headline_table([tmp_path / "run"], "md"), "tables need no extra"
+
+
+def test_hostile_strings_stay_text_in_the_source(tmp_path: Path) -> None:
+    for index, text in enumerate(HOSTILE):
+        write_hostile(tmp_path / "runs" / str(index), text)
+    page = write_report([tmp_path / "runs"], tmp_path / "report.html", title=HOSTILE[0]).read_text()
+    outline = _Outline(page)
+    assert sum(tag == "script" for tag, _ in outline.tags) == 3
+    assert not {"iframe", "img", "base", "link", "svg", "a"} & {tag for tag, _ in outline.tags}
+    assert not any(name.startswith("on") for _, attrs in outline.tags for name in attrs)
+    data = re.search(r'id="page-data">(.*?)</script>', page, re.S)
+    assert data is not None
+    assert not re.search("[<>&\u2028\u2029]", data[1])
+    json.loads(data[1])
+
+
+def test_a_sweep_of_75_runs_is_small_and_quick(tmp_path: Path) -> None:
+    import time
+
+    sweep = write_sweep(tmp_path / "sweep", rounds=200)
+    start = time.process_time()  # not the clock on the wall: other tests may be running
+    page = write_report([sweep], tmp_path / "report.html")
+    assert time.process_time() - start < 20
+    assert page.stat().st_size < 5e6
+    shutil.rmtree(sweep)
