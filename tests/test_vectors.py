@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhyper import arrays
-from fedhyper.vectors import FlatModel, channels_last, cosine, inner, is_dense
+from fedhyper.vectors import FlatModel, channels_last, cosine, inner, inners, is_dense
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -266,6 +266,13 @@ def test_inner_refuses_vectors_that_do_not_match() -> None:
         inner([torch.ones(3)], [torch.ones(3), torch.ones(1)])
     with pytest.raises(ValueError, match="same form"):
         inner(torch.ones(3), [torch.ones(3)])
+
+
+def test_several_inner_products_in_one_pass_have_the_bits_of_one_by_one() -> None:
+    a, b, c = ([random(70_001, seed=k), random(3, 4, seed=k)] for k in range(3))
+    tiny = [1e-30 * x for x in b]
+    assert inners(a, b, c, tiny) == [inner(a, b), inner(a, c), inner(a, tiny)]
+    assert inners(a, b, [x.double() for x in c])[1] == pytest.approx(inner(a, c), rel=1e-5)
 
 
 def test_cosine() -> None:

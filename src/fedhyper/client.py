@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch.optim import Optimizer
 from fedhyper.arrays import Array, elementwise, is_number, isfinite, where
 from fedhyper.guard import check_positive, clamp
 from fedhyper.schedulers import FedHyperCL, LRState
-from fedhyper.vectors import cosine, inner
+from fedhyper.vectors import cosine, inner, inners
 
 Params = Iterable[Any]  # what torch.optim takes: tensors, or dicts with "params"
 Pieces = Sequence[Tensor]
@@ -39,12 +41,16 @@ def hyper_rate(
     """
     if before is None:
         return lr, 0.0 * inner(grad, grad)  # 0, or NaN: not a gradient to remember
-    compare = inner if rule.hypergrad == "inner" else cosine
-    along = compare(grad, before)
-    globally = compare(grad, delta) if delta is not None and rule.global_term != "off" else 0.0
+    others = [before] if delta is None or rule.global_term == "off" else [before, delta]
+    along, globally, *_ = [*_compare(rule, grad, others), 0.0]
     # Vectors of length 1 with these very inner products: the rule itself does the rest.
-    state = replace(rule, hypergrad="inner").update(LRState(lr, [along]), [1.0], [globally])
+    plain = rule if rule.hypergrad == "inner" else replace(rule, hypergrad="inner")
+    state = plain.update(LRState(lr, [along]), [1.0], [globally])
     return float(state.lr), float(state.hypergrad)
+
+
+def _compare(rule: FedHyperCL, grad: Pieces, others: list[Pieces]) -> list[float]:
+    return inners(grad, *others) if rule.hypergrad == "inner" else [cosine(grad, other) for other in others]
 
 
 def delta_sgd_rate(
@@ -73,6 +79,17 @@ def polyak_rate(loss: Array, sq_norm: Array, *, lr: float, c: float = 0.5, floor
     return where(isfinite(loss + sq_norm) & (gap > 0), rate, 0.0)
 
 
+@dataclass(slots=True)
+class _Slot:
+    """One parameter during one step; None stands for zeros."""
+
+    parameter: Tensor
+    state: dict[str, Any]
+    grad: Tensor | None
+    direction: Tensor | None  # what to step along: grad, or grad + λw
+    before: Tensor | None  # the direction of the step before; then the one to keep for the next
+
+
 class _Remembering(Optimizer):
     """What the three share: gradients that can be used, and the previous one kept without a copy where possible."""
 
@@ -81,7 +98,9 @@ class _Remembering(Optimizer):
         super().__init__(params, defaults)
 
     def _forget(self) -> None:
-        self._last: dict[Tensor, tuple[Tensor, int]] = {}  # each parameter's .grad in the last step, and its version
+        self._last: dict[
+            int, tuple[Tensor, int]
+        ] = {}  # by id of the parameter: its .grad in the last step, and version
         self._always_copy = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -110,36 +129,43 @@ class _Remembering(Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _gradients(self) -> dict[Tensor, Tensor]:
-        gradients = {p: p.grad for p in self._parameters() if p.grad is not None}
-        if any(g.layout != torch.strided for g in gradients.values()):
+    def _slots(self) -> list[list[_Slot]]:
+        """What there is to step with, by group; empty when no parameter has a gradient."""
+        gradients = [[p.grad for p in group["params"]] for group in self.param_groups]
+        present = [g for grads in gradients for g in grads if g is not None]
+        if any(g.layout != torch.strided for g in present):
             raise ValueError(f"{type(self).__name__} needs dense gradients; build the embedding with sparse=False")
-        return gradients
+        slots: list[list[_Slot]] = []
+        lost = False
+        for group, grads in zip(self.param_groups, gradients, strict=True) if present else ():
+            slots.append([])
+            for p, grad in zip(group["params"], grads, strict=True):
+                state = self.state[p]
+                before = state.get("before")
+                last, version = self._last.get(id(p), (None, 0))
+                lost = lost or (last is not None and before is last and last._version != version)
+                slots[-1].append(_Slot(p, state, grad, grad, before))
+        if lost:  # someone wrote into what was kept: the rate rests for this step, and from now on a copy is kept
+            self._always_copy = True
+            for slot in chain(*slots):
+                slot.before = None
+        return slots
 
-    def _befores(self) -> dict[Tensor, Tensor]:
-        """The directions of the step before; empty when there was none, or someone wrote over them."""
-        befores = {p: s["before"] for p, s in self.state.items() if "before" in s}
-        for p, (gradient, version) in self._last.items():
-            if befores.get(p) is gradient and gradient._version != version:
-                self._always_copy = True
-                return {}
-        return befores
-
-    def _remember(self, gradients: dict[Tensor, Tensor], directions: dict[Tensor, Tensor]) -> None:
-        """Keep ``directions`` for the next step.
+    def _remember(self, slots: list[_Slot]) -> None:
+        """Keep each ``slot.before`` for the next step.
 
         The tensor itself where the training loop makes new gradients every step (``zero_grad()``'s default, or
         ``FlatModel.swap``), which costs nothing; a copy where it writes into the same ones. The first step cannot know.
         """
-        reused = any(gradient is self._last.get(p, (gradient, 0))[0] for p, gradient in gradients.items())
-        for p in self._parameters():
-            direction = directions.get(p)
-            if direction is None:
-                self.state.get(p, {}).pop("before", None)  # no gradient is a gradient of zero
-                continue
-            lent = direction is gradients.get(p)
-            self.state[p]["before"] = direction.clone() if lent and (reused or self._always_copy) else direction
-        self._last = {p: (gradient, gradient._version) for p, gradient in gradients.items()}
+        copy = self._always_copy or any(
+            s.grad is not None and s.grad is self._last.get(id(s.parameter), (s.grad, 0))[0] for s in slots
+        )
+        for s in slots:
+            if s.before is None:
+                s.state.pop("before", None)
+            else:
+                s.state["before"] = s.before.clone() if copy and s.before is s.grad else s.before
+        self._last = {id(s.parameter): (s.grad, s.grad._version) for s in slots if s.grad is not None}
 
 
 class HyperSGD(_Remembering):
@@ -239,75 +265,54 @@ class HyperSGD(_Remembering):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; every rate is settled before any parameter moves."""
         loss = _evaluate(closure)
-        gradients = self._gradients()
-        if not gradients:
+        slots = self._slots()
+        if not slots:
             return loss
-        directions = self._decayed(gradients)
-        befores = self._befores()
-        kept = dict(directions)
-        for groups in [[group] for group in self.param_groups] if self._per_group else [self.param_groups]:
-            members = [p for group in groups for p in group["params"]]
-            here = any(p in directions for p in members)
-            if not (here and math.isfinite(self._adapt(groups, members, directions, befores))):
-                for p in members:  # nothing to learn from: the memory stays as it was
-                    kept.pop(p, None)
-                    kept.update({p: befores[p]} if p in befores else {})
-        self._remember(gradients, kept)
-        for group in self.param_groups:
-            self._move(group, {p: directions[p] for p in group["params"] if p in directions})
+        for group, mine in zip(self.param_groups, slots, strict=True):
+            _decay(mine, group["weight_decay"])
+        if self.param_groups[0]["per_group"]:
+            for group, mine in zip(self.param_groups, slots, strict=True):
+                self._adapt([group], mine)
+        else:
+            self._adapt(self.param_groups, list(chain(*slots)))
+        self._remember(list(chain(*slots)))
+        for group, mine in zip(self.param_groups, slots, strict=True):
+            self._move(group, [slot for slot in mine if slot.direction is not None])
         return loss
 
-    @property
-    def _per_group(self) -> bool:
-        return bool(self.param_groups[0]["per_group"])
-
-    def _decayed(self, gradients: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """g, or g + λw in a new tensor."""
-        directions = dict(gradients)
-        for group in self.param_groups:
-            mine = [p for p in group["params"] if p in gradients]
-            if group["weight_decay"] and mine:
-                decayed = torch._foreach_add([gradients[p] for p in mine], mine, alpha=group["weight_decay"])
-                directions.update(zip(mine, decayed, strict=True))
-        return directions
-
-    def _adapt(
-        self,
-        groups: list[dict[str, Any]],
-        members: list[Tensor],
-        directions: dict[Tensor, Tensor],
-        befores: dict[Tensor, Tensor],
-    ) -> float:
-        """Set the rate that ``groups`` share; the hypergradient comes back."""
-        deltas = {p: self.state[p]["delta"] for p in members if "delta" in self.state.get(p, {})}
-        started = any(p in befores for p in members)
-        involved = [p for p in members if p in directions or p in befores or p in deltas]
+    def _adapt(self, groups: list[dict[str, Any]], slots: list[_Slot]) -> None:
+        """Set the rate that ``groups`` share, and say in ``slot.before`` what to remember."""
+        if all(slot.direction is None for slot in slots):
+            return
+        started = any(slot.before is not None for slot in slots)
+        deltas = [slot.state.get("delta") for slot in slots]
         lr, h = hyper_rate(
             _rule(groups[0]),
             _inside(groups[0]),
-            _vector(directions, involved),
-            _vector(befores, involved) if started else None,
-            _vector(deltas, involved) if started and deltas else None,
+            _vector([slot.direction for slot in slots], slots),
+            _vector([slot.before for slot in slots], slots) if started else None,
+            _vector(deltas, slots) if started and any(d is not None for d in deltas) else None,
         )
         for group in groups:
             group["lr"], group["last_hypergrad"] = lr, h
-        return h
+        if math.isfinite(h):  # else there is nothing to learn from it: the memory stays as it was
+            for slot in slots:
+                slot.before = slot.direction
 
-    def _move(self, group: dict[str, Any], directions: dict[Tensor, Tensor]) -> None:
-        params, steps = list(directions), list(directions.values())
-        if not params:
-            return
-        if group["momentum"]:
-            old = [p for p in params if "momentum_buffer" in self.state[p]]
+    def _move(self, group: dict[str, Any], slots: list[_Slot]) -> None:
+        steps = [slot.direction for slot in slots if slot.direction is not None]
+        if group["momentum"] and slots:
+            old = [s for s in slots if "momentum_buffer" in s.state]
             if old:
-                buffers = [self.state[p]["momentum_buffer"] for p in old]
+                buffers = [s.state["momentum_buffer"] for s in old]
                 torch._foreach_mul_(buffers, group["momentum"])
-                torch._foreach_add_(buffers, [directions[p] for p in old])
-            for p in params:
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = directions[p].clone()
-            steps = [self.state[p]["momentum_buffer"] for p in params]
-        torch._foreach_add_(params, steps, alpha=-group["lr"])
+                torch._foreach_add_(buffers, [s.direction for s in old if s.direction is not None])
+            for s, step in zip(slots, steps, strict=True):
+                if "momentum_buffer" not in s.state:
+                    s.state["momentum_buffer"] = step.clone()
+            steps = [s.state["momentum_buffer"] for s in slots]
+        if slots:
+            torch._foreach_add_([s.parameter for s in slots], steps, alpha=-group["lr"])
 
 
 class DeltaSGD(_Remembering):
@@ -332,21 +337,21 @@ class DeltaSGD(_Remembering):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; one rate for the whole model."""
         loss = _evaluate(closure)
-        gradients, befores, group = self._gradients(), self._befores(), self.param_groups[0]
-        if not gradients:
+        slots, group = list(chain(*self._slots())), self.param_groups[0]
+        if not slots:
             return loss
-        lr, theta = group["lr"], group["theta"]
-        turned = 0.0
-        if befores:
-            involved = [p for p in self._parameters() if p in gradients or p in befores]
-            new, old = _vector(gradients, involved), _vector(befores, involved)
+        lr, theta, turned = group["lr"], group["theta"], 0.0
+        if any(slot.before is not None for slot in slots):
+            new, old = _vector([slot.grad for slot in slots], slots), _vector([slot.before for slot in slots], slots)
             moved, turned = lr * _norm(old), _norm(torch._foreach_sub(new, old))
             lr, theta = delta_sgd_rate(lr, theta, moved, turned, gamma=group["gamma"], delta=group["delta"])
         for group in self.param_groups:
             group["lr"], group["theta"] = lr, theta
         if math.isfinite(turned):
-            self._remember(gradients, gradients)
-        torch._foreach_add_(list(gradients), list(gradients.values()), alpha=-lr)
+            for slot in slots:
+                slot.before = slot.grad
+        self._remember(slots)
+        _descend(slots, lr)
         return loss
 
 
@@ -372,14 +377,14 @@ class PolyakSGD(_Remembering):
         loss = _evaluate(closure) if closure is not None else loss
         if loss is None:
             raise ValueError("PolyakSGD needs the loss; call step(closure), or step(loss=loss.item())")
-        gradients, group = self._gradients(), self.param_groups[0]
-        if not gradients:
+        slots, group = list(chain(*self._slots())), self.param_groups[0]
+        if not slots:
             return loss
-        steps = list(gradients.values())
-        lr = polyak_rate(float(loss), inner(steps, steps), lr=group["max_lr"], c=group["c"], floor=group["floor"])
+        grad = [slot.grad for slot in slots if slot.grad is not None]
+        lr = polyak_rate(float(loss), inner(grad, grad), lr=group["max_lr"], c=group["c"], floor=group["floor"])
         for group in self.param_groups:
             group["lr"] = lr
-        torch._foreach_add_(list(gradients), steps, alpha=-lr)
+        _descend(slots, lr)
         return loss
 
 
@@ -390,8 +395,23 @@ def _evaluate(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def _vector(pieces: dict[Tensor, Tensor], parameters: list[Tensor]) -> list[Tensor]:
-    return [pieces[p] if p in pieces else torch.zeros_like(p) for p in parameters]
+def _decay(slots: list[_Slot], weight_decay: float) -> None:
+    """g + λw, in new tensors."""
+    mine = [slot for slot in slots if slot.grad is not None]
+    if weight_decay and mine:
+        grads = [slot.grad for slot in mine if slot.grad is not None]
+        decayed = torch._foreach_add(grads, [slot.parameter for slot in mine], alpha=weight_decay)
+        for slot, direction in zip(mine, decayed, strict=True):
+            slot.direction = direction
+
+
+def _descend(slots: list[_Slot], lr: float) -> None:
+    mine = [(slot.parameter, slot.grad) for slot in slots if slot.grad is not None]
+    torch._foreach_add_([p for p, _ in mine], [grad for _, grad in mine], alpha=-lr)
+
+
+def _vector(pieces: list[Tensor | None], slots: list[_Slot]) -> list[Tensor]:
+    return [torch.zeros_like(s.parameter) if x is None else x for x, s in zip(pieces, slots, strict=True)]
 
 
 def _norm(pieces: Pieces) -> float:
@@ -414,8 +434,13 @@ def _sent(lr: Any) -> float:
     return rate
 
 
+@lru_cache(maxsize=64, typed=True)
+def _cached_rule(*settings: Any) -> FedHyperCL:
+    return FedHyperCL(**dict(zip(("lr", *_RULE), settings, strict=True)))
+
+
 def _rule(group: dict[str, Any]) -> FedHyperCL:
-    return FedHyperCL(lr=group["initial_lr"], **{name: group[name] for name in _RULE})
+    return _cached_rule(group["initial_lr"], *[group[name] for name in _RULE])  # checked once, not every step
 
 
 def _inside(group: dict[str, Any]) -> float:

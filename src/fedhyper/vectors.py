@@ -24,43 +24,55 @@ _BLOCK = 32_000
 _TINY = 1e-31
 
 
-def inner(a: Tensor | Sequence[Tensor], b: Tensor | Sequence[Tensor]) -> float:
+Vector = Tensor | Sequence[Tensor]  # whole, or in pieces of any shape and strides
+
+
+def inner(a: Vector, b: Vector) -> float:
     """``<a, b> = Σ a_i b_i`` of two vectors, or of two vectors in pieces; the same bits for any number of threads.
 
     float32 on the CPU: products and sums of ≤ n / 32,000 terms in float32, the rest in float64, error about
     1e-7 · |a||b|; all in float64 where that would underflow or overflow. Every other dtype: all in float64.
-    Pieces may have any shape and strides. For a stack of vectors [clients, d] see ``fedhyper.arrays.inner``.
+    For a stack of vectors [clients, d] see ``fedhyper.arrays.inner``.
     """
-    pairs = list(_pairs(a, b))
-    if all(x.dtype == y.dtype == torch.float32 and x.is_cpu and y.is_cpu for x, y in pairs):
-        total = _inner_float32(pairs)
-        if math.isfinite(total) and abs(total) > _TINY * sum(x.numel() for x, _ in pairs):
-            return total
-    return _inner_float64(pairs)
+    return inners(a, b)[0]
 
 
-def cosine(a: Tensor | Sequence[Tensor], b: Tensor | Sequence[Tensor]) -> float:
+def inners(a: Vector, *others: Vector) -> list[float]:
+    """``[<a, b>, <a, c>, ...]``, the same bits as ``inner`` one by one, in one pass over ``a``."""
+    rows = list(_rows(a, *others))
+    totals = [math.nan] * len(others)
+    if all(x.dtype == torch.float32 and x.is_cpu for row in rows for x in row):
+        totals = _inners_float32(rows, len(others))
+    tiny = _TINY * sum(row[0].numel() for row in rows)
+    return [
+        total if abs(total) > tiny and math.isfinite(total) else _inner_float64([(row[0], row[1 + i]) for row in rows])
+        for i, total in enumerate(totals)
+    ]
+
+
+def cosine(a: Vector, b: Vector) -> float:
     """``<a, b> / (|a||b|)`` in [-1, 1]; 0 when either is zero, NaN when either is not finite."""
     scale = math.sqrt(inner(a, a)) * math.sqrt(inner(b, b))
     return inner(a, b) / scale if scale > 0 else scale
 
 
-def _pairs(a: Tensor | Sequence[Tensor], b: Tensor | Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The two vectors as one-dimensional pieces, elements in the same order."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-            raise ValueError("one vector is a tensor and the other is in pieces; give both in the same form")
-        a, b = (a,), (b,)
-    if len(a) != len(b):
-        raise ValueError(f"the two vectors have {len(a)} and {len(b)} pieces; they must match")
-    for x, y in zip(a, b, strict=True):
-        if x.shape != y.shape:  # broadcasting would make a number out of a mistake
-            raise ValueError(f"the two vectors have shapes {tuple(x.shape)} and {tuple(y.shape)}; they must match")
-        x, y = x.detach(), y.detach()
-        if x.stride() == y.stride() and is_dense(x):
-            yield x.as_strided((x.numel(),), (1,)), y.as_strided((y.numel(),), (1,))
-        else:
-            yield x.reshape(-1), y.reshape(-1)
+def _rows(*vectors: Vector) -> Iterator[list[Tensor]]:
+    """The vectors' first pieces, then their second pieces, ..., one-dimensional, elements in the same order."""
+    whole = [isinstance(vector, Tensor) for vector in vectors]
+    if any(whole) and not all(whole):
+        raise ValueError("one vector is a tensor and the other is in pieces; give both in the same form")
+    pieces = [[vector] if isinstance(vector, Tensor) else vector for vector in vectors]
+    if len({len(vector) for vector in pieces}) > 1:
+        raise ValueError(f"the two vectors have {' and '.join(str(len(x)) for x in pieces)} pieces; they must match")
+    for row in zip(*pieces, strict=True):
+        x, stride = row[0], row[0].stride()
+        same = is_dense(x)
+        for y in row[1:]:
+            if x.shape != y.shape:  # broadcasting would make a number out of a mistake
+                raise ValueError(f"the two vectors have shapes {tuple(x.shape)} and {tuple(y.shape)}; they must match")
+            same = same and y.stride() == stride
+        flat = (y.as_strided((y.numel(),), (1,)) if same else y.reshape(-1) for y in row)
+        yield [y.detach() if y.requires_grad else y for y in flat]
 
 
 def is_dense(x: Tensor) -> bool:
@@ -75,18 +87,16 @@ def is_dense(x: Tensor) -> bool:
     return True
 
 
-def _inner_float32(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    longest = max((x.numel() for x, _ in pairs), default=0)
-    sums = torch.zeros(
-        min(longest, _BLOCK), dtype=torch.float32
-    )  # one running sum a lane, as many as stay in the cache
-    for x, y in pairs:
-        for u, v in (
-            zip(torch.split(x, _BLOCK), torch.split(y, _BLOCK), strict=True) if x.numel() > _BLOCK else ((x, y),)
-        ):
-            size = u.numel()
-            (sums if size == sums.numel() else sums[:size]).addcmul_(u, v)
-    return sums.double().sum().item()
+def _inners_float32(rows: list[list[Tensor]], others: int) -> list[float]:
+    lanes = min(_BLOCK, max((row[0].numel() for row in rows), default=0))
+    sums = [torch.zeros(lanes, dtype=torch.float32) for _ in range(others)]  # running sums that stay in the cache
+    for row in rows:
+        blocks = zip(*(torch.split(x, _BLOCK) for x in row), strict=True) if row[0].numel() > _BLOCK else (row,)
+        for a, *bs in blocks:
+            size = a.numel()
+            for total, b in zip(sums, bs, strict=True):
+                (total if size == lanes else total[:size]).addcmul_(a, b)
+    return [total.double().sum().item() for total in sums]
 
 
 def _inner_float64(pairs: list[tuple[Tensor, Tensor]]) -> float:
