@@ -1,0 +1,291 @@
+"""The command line: what it prints, one line an error, the exit codes, and how soon it starts."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedhyper
+from fedhyper.lab import commands
+from fedhyper.lab.cli import main
+from fedhyper.lab.config import make_config
+from fedhyper.lab.display import JsonLines, LiveTable, PlainLines, duration, make_display, number, percent, sparkline
+from fedhyper.lab.run import run_experiment
+
+TINY = "rounds = 3\nclients = 6\nclients_per_round = 3\nmethod = 'fedavg'\neval_every = 1\n"
+
+
+@pytest.fixture
+def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return "tiny.toml"
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """The one line that a command which must fail prints on stderr."""
+    assert call(*arguments) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("fedhyper: ")
+    assert said.err.endswith("\n")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"fedhyper {fedhyper.__version__}\n"
+    for command in ([], ["run"], ["sweep"], ["report"], ["data"], ["data", "fetch"], ["partition"], ["demo"]):
+        assert call(*command, "--help") == 0
+        assert "Usage" in capsys.readouterr().out
+    assert call() == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rn"], "did you mean 'run'?"),
+        (["run"], "missing argument"),
+        (["run", "{}", "--resum"], "--resume"),
+        (["run", "{}", "--out"], "requires an argument"),
+        (["run", "{}", "--workers", "x"], "x"),
+        (["run", "{}", "--workers", "0"], "0"),
+        (["run", "{}", "--device", "gpu"], "--device gpu is not known; use cpu, cuda or cuda:1"),
+        (["run", "{}", "--device", "cuda:99"], "--device cuda:99 is not there; use cpu"),
+        (["run", "missing.toml"], "cannot read missing.toml"),
+        (["run", "{}", "locl_lr=1"], "did you mean 'local_lr'?"),
+        (["run", "{}", "local_lr=nan"], "command line: local_lr = nan must be a finite number"),
+        (["run", "{}", "rounds=0"], "rounds = 0 must be at least 1"),
+        (["run", "{}", "rounds"], "'rounds' is not key=value"),
+        (["run", "{}", "task=digts"], "did you mean digits?"),
+        (["run", "{}", "model=cn"], "did you mean cnn?"),
+        (["run", "{}", "model=mlp", "model_options.hiden=3"], "did you mean hidden?"),
+        (["run", "{}", "clients=2000"], "examples"),
+        (["run", "{}", "a\x1b[31mb=1"], "is not key=value"),
+        (["sweep", "{}"], "missing argument"),
+        (["sweep", "{}", "seed=2..1"], "no range"),
+        (["report", "missing"], "no such path"),
+        (["report", "."], "no runs"),
+        (["data", "fetch", "mnst"], "did you mean mnist?"),
+        (["data", "check", "mnst"], "did you mean mnist?"),
+        (["partition", "{}", "partition.kind=iidd"], "did you mean 'iid'?"),
+    ],
+)
+def test_bad_usage(capsys: pytest.CaptureFixture[str], toml: str, arguments: list[str], says: str) -> None:
+    message = fails(capsys, 2, *(toml if part == "{}" else part for part in arguments))
+    assert says.lower() in message.lower()
+    assert message.strip().isprintable()
+    assert not Path("runs").exists() or not list(Path("runs").rglob("metrics.jsonl"))
+
+
+def test_missing_and_damaged_data(
+    capsys: pytest.CaptureFixture[str], toml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDHYPER_DATA", str(tmp_path / "data"))
+    assert "fedhyper data fetch fmnist" in fails(capsys, 5, "run", toml, "task=fmnist")
+    assert call("data", "list") == 0
+    assert capsys.readouterr().out.count(" missing ") == 4
+    assert call("data", "check") == 0  # nobody asked for any of them
+    assert call("data", "check", "mnist") == 5
+    capsys.readouterr()
+    assert call("data", "list", "--json") == 0
+    assert [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()] == ["missing"] * 4
+    (tmp_path / "data" / "shakespeare").mkdir(parents=True)
+    (tmp_path / "data" / "shakespeare" / "input.txt").write_text("not a play")
+    assert "is damaged" in fails(capsys, 5, "run", toml, "task=shakespeare", "partition.kind=natural")
+
+
+def test_run_resume_and_exit_codes(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("run", toml, "seed=3", "--no-report") == 0
+    out = capsys.readouterr().out
+    assert "round    3/3" in out
+    assert "finished after round 3" in out
+    assert "files in runs/tiny/seed=3" in out
+    assert "holds a run (finished)" in fails(capsys, 2, "run", toml, "seed=3")
+    assert call("run", toml, "seed=3", "rounds=5", "--resume", "--no-report", "--quiet") == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+    assert len(Path("runs/tiny/seed=3/metrics.jsonl").read_text().splitlines()) == 5
+    other = fails(capsys, 4, "run", toml, "seed=4", "--out", "runs/tiny/seed=3", "--resume")
+    assert "seed (4, not 3)" in other
+    assert "nothing to resume" in fails(capsys, 4, "run", toml, "--resume")
+    diverging = ("method=fedprox", "options.mu=1e6", "local_lr=1e6", "rounds=9", "max_bad_rounds=2", "batch_size=8")
+    assert call("run", toml, *diverging, "--no-report") == 3
+    assert "no usable update for 2 rounds" in capsys.readouterr().err
+    assert "is a file" in fails(capsys, 2, "run", toml, "--out", toml)
+    assert "Not a directory" in fails(capsys, 74, "run", toml, "--out", f"{toml}/x")
+
+
+def test_json(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("run", toml, "--json", "--no-report") == 0
+    *records, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert last["summary"]["status"] == "finished"
+    assert records == [json.loads(line) for line in Path("runs/tiny/base/metrics.jsonl").read_text().splitlines()]
+
+
+def test_report_of_a_run(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    pytest.importorskip("altair")
+    assert call("run", toml) == 0
+    assert "report: runs/tiny/base/report.html" in capsys.readouterr().out
+    assert "<html" in Path("runs/tiny/base/report.html").read_text("utf-8")
+    assert call("report", "runs", "-o", "page.html") == 0
+    assert capsys.readouterr().out == "page.html\n"
+    assert call("report", "runs", "--table", "csv") == 0
+    assert "fedavg" in capsys.readouterr().out
+
+
+def test_a_missing_report_is_no_failure(
+    capsys: pytest.CaptureFixture[str], toml: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'altair'", name="altair")
+
+    monkeypatch.setattr("fedhyper.lab.report.write_report", absent)
+    assert call("run", toml) == 0
+    assert "pip install 'fedhyper[report]'" in capsys.readouterr().err
+
+
+def test_partition(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("partition", toml, "partition.kind=shards") == 0
+    out = capsys.readouterr().out
+    assert "1,437 examples, 6 clients, shards" in out
+    assert call("partition", toml, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["clients"] == 6
+
+
+def test_tensorboard(capsys: pytest.CaptureFixture[str], toml: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert "pip install 'fedhyper[tensorboard]'" in fails(capsys, 2, "run", toml, "--tensorboard")
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("run", toml, "rounds=0", "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(toml: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "default_out", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["run", toml])
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("typer", "sim", ["--help"]),
+        ("pydantic", "sim", ["run", "tiny.toml"]),
+        ("torch", "sim", ["run", "tiny.toml"]),
+        ("numpy", "sim", ["data", "list"]),
+        ("altair", "report", ["report", "runs"]),
+    ],
+)
+def test_a_missing_extra_is_a_hint(toml: str, package: str, extra: str, arguments: list[str]) -> None:
+    if package == "altair":
+        run_experiment(make_config({"rounds": 1, "clients": 10}), Path("runs"))
+    script = f"import sys; sys.modules[{package!r}] = None; from fedhyper.lab.cli import main; main({arguments!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"pip install 'fedhyper[{extra}]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = (
+        "import sys\nfrom fedhyper.lab.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'altair', 'sklearn', 'pooch', 'flwr'} & set(sys.modules)\n"
+        "print('heavy', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("heavy []\n")
+
+
+def test_a_run_imports_no_more_than_it_needs(toml: str) -> None:
+    script = (
+        "import sys\nfrom fedhyper.lab.cli import main\n"
+        "try:\n    main(['run', 'tiny.toml', '--quiet', '--no-report'])\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch._dynamo', 'altair', 'pooch', 'flwr', 'rich', 'requests', 'pandas'} & set(sys.modules)\n"
+        "print('heavy', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("heavy []\n"), done.stdout + done.stderr
+
+
+def test_a_reader_that_goes_away(toml: str) -> None:
+    command = f"{sys.executable} -m fedhyper.lab.cli run {toml} rounds=2000 --no-report | head -n 3"
+    started = time.monotonic()
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 3
+    assert "Traceback" not in done.stderr
+    assert time.monotonic() - started < 60
+
+
+# --- what a person sees --------------------------------------------------------------------------------------
+
+
+def test_words_for_numbers() -> None:
+    assert [duration(s) for s in (0, 7.26, 59, 200, 7500)] == ["0.0 s", "7.3 s", "59 s", "3 min 20 s", "2 h 05 min"]
+    assert (percent(0.7125), percent(None), number(0.00012345), number(None)) == ("71.25 %", "-", "0.0001234", "-")
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1e-4, 1e-2, 1.0], log=True) == "▁▅█"
+    assert sparkline([5, 5]) == "▄▄"
+    assert sparkline([None, float("nan")]) == ""
+    assert len(sparkline(range(100), width=10)) == 10
+
+
+def test_displays(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    hostile = "fed\x1b[31mavg"
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    config = make_config({"rounds": 2, "clients": 10, "eval_every": 1})
+    run_experiment(config, tmp_path / "\x1b[2J", display=(live := LiveTable(screen)))
+    live.note(hostile)
+    drawn = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "round 2 of 2" in drawn
+    assert "local rate" in drawn
+    assert "\x1b[31m" not in drawn
+    assert "\x1b[2J" not in drawn
+    plain = io.StringIO()
+    run_experiment(config, tmp_path / "b\nc", display=PlainLines(plain))
+    assert plain.getvalue().isascii() or "\ufffd" in plain.getvalue()
+    assert plain.getvalue().count("\n") == 5
+    assert isinstance(make_display(out=io.StringIO()), PlainLines)
+    assert isinstance(make_display(as_json=True, quiet=True), JsonLines)
+
+
+@pytest.mark.slow
+def test_demo(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    started = time.monotonic()
+    assert call("demo") == 0
+    assert time.monotonic() - started < 60
+    out = capsys.readouterr().out
+    assert "100 times too small" in out
+    assert "report: runs/demo/report.html" in out
+    assert "Next" in out
+
+
+def test_demo_without_report(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("demo", "--no-report", "--out", "d") == 0
+    finals = [json.loads((Path("d") / name / "summary.json").read_text()) for name in ("fedavg", "fedhyper")]
+    assert finals[1]["final_accuracy"] > finals[0]["final_accuracy"] + 0.05
