@@ -23,6 +23,8 @@ from fedhyper.sim.models import linear_layers
 from fedhyper.sim.partition import Partition
 from fedhyper.sim.tasks import Task
 
+Views = list[tuple[Tensor, Tensor]]
+
 _STACK = 32  # clients: large enough to hide Python, small enough to give several workers something to do
 
 
@@ -61,6 +63,7 @@ class StackedEngine:
         self.layers, self.local = layers, local
         self.train_x, self.test_x = (x.flatten(1).to(device) for x in (task.train_x, task.test_x))
         self.train_y, self.test_y = task.train_y.to(device), task.test_y.to(device)
+        self._minus_one = torch.full((1, 1, 1), -1.0, device=device)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # workers are threads of ours; a sum split among torch's has other bits
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
@@ -80,21 +83,28 @@ class StackedEngine:
         order = sorted(range(len(tasks)), key=lambda i: -len(tasks[i].batches))
         steps = np.array([len(tasks[i].batches) for i in order])
         index, shares = self._padded([tasks[i] for i in order])
+        targets, width = self.train_y[index].unsqueeze(3), index.shape[2]
         weights = sent.weights.to(self.train_x.device).repeat(len(tasks), 1)
         delta = None if sent.delta is None else sent.delta.to(weights.device)
         epochs = np.array([tasks[i].epoch_steps for i in order])
         lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
         step = make_step(self.local, weights, sent.local_lr, lengths[0], lengths[1], delta, sent.cohort)
         grads = [torch.empty_like(weights), torch.empty_like(weights)]  # CL compares with the one before
-        losses = torch.zeros(len(tasks), len(index), dtype=torch.float64, device=weights.device)
-        for k, (rows, share) in enumerate(zip(index, shares, strict=True)):
-            n = len(rows)
-            grad = grads[k % 2][:n]
-            loss = self._gradient(weights[:n], self.train_x[rows], self.train_y[rows], share, out=grad)
-            losses[:n, k] = loss
-            step.step(grad, loss)
+        log_p = torch.zeros_like(shares)  # of the right answers
+        inputs = self.train_x.new_empty(len(tasks) * width, self.train_x.shape[1])
+        n = 0
+        for k, working in enumerate((steps > np.arange(len(index))[:, None]).sum(1).tolist()):
+            if n != working:  # views cost as much as the arithmetic: they are made anew only when a client has finished
+                n, x = working, inputs[: working * width]
+                views = [self._views(rows[:n]) for rows in (weights, *grads)]
+            torch.index_select(self.train_x, 0, index[k, :n].view(-1), out=x)
+            batch = (x.view(n, width, -1), targets[k, :n], shares[k, :n])
+            self._gradient(views[0], *batch, out=views[1 + k % 2], log_p=log_p[k, :n])
+            loss = -(log_p[k, :n] * shares[k, :n]).sum(1) if self.local.kind == "polyak" else None
+            step.step(grads[k % 2][:n], loss)
         deltas = sent.weights - weights.cpu()
-        first, mean = losses[:, 0].tolist(), (losses.sum(1).cpu() / torch.from_numpy(steps)).tolist()
+        losses = -(log_p.double() * shares).sum(2).cpu()
+        first, mean = losses[0].tolist(), (losses.sum(0) / torch.from_numpy(steps)).tolist()
         replies: dict[int, Reply] = {}
         for row, i in enumerate(order):
             rates = step.rates(row)
@@ -113,37 +123,36 @@ class StackedEngine:
             )
         return [replies[i] for i in range(len(tasks))]
 
-    def _padded(self, tasks: Sequence[ClientTask]) -> tuple[list[Tensor], list[Tensor]]:
-        """For each step: example indices ``[n, batch]`` and each example's share of its mean; padding has share 0."""
-        index, shares = [], []
-        for k in range(len(tasks[0].batches)):
-            batches = [task.batches[k] for task in tasks if k < len(task.batches)]
-            width = max(len(batch) for batch in batches)
-            rows, share = np.zeros((len(batches), width), np.int64), np.zeros((len(batches), width), np.float32)
-            for i, batch in enumerate(batches):
-                rows[i, : len(batch)], share[i, : len(batch)] = batch, 1 / len(batch)
-            index.append(torch.from_numpy(rows).to(self.train_x.device))
-            shares.append(torch.from_numpy(share).to(self.train_x.device))
-        return index, shares
+    def _padded(self, tasks: Sequence[ClientTask]) -> tuple[Tensor, Tensor]:
+        """Example indices ``[step, client, batch]`` and each example's share of its mean; padding has share 0."""
+        shape = (len(tasks[0].batches), len(tasks), max(len(batch) for task in tasks for batch in task.batches))
+        index, shares = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        for i, task in enumerate(tasks):
+            for k, batch in enumerate(task.batches):
+                index[k, i, : len(batch)], shares[k, i, : len(batch)] = batch, 1 / len(batch)
+        return torch.from_numpy(index).to(self.train_x.device), torch.from_numpy(shares).to(self.train_x.device)
 
-    def _gradient(self, weights: Tensor, x: Tensor, y: Tensor, share: Tensor, out: Tensor) -> Tensor:
-        """Mean cross-entropy of each client ``[n]``; its gradient goes to ``out``. x is ``[n, batch, inputs]``."""
+    def _views(self, rows: Tensor) -> Views:
+        """Each layer's matrices ``[n, out, in]`` and biases ``[n, 1, out]``."""
+        return [(layer.matrix(rows), layer.offset(rows).unsqueeze(1)) for layer in self.layers]
+
+    def _gradient(self, weights: Views, x: Tensor, y: Tensor, share: Tensor, *, out: Views, log_p: Tensor) -> None:
+        """The gradient of each client's mean cross-entropy goes to ``out``, log p of the right answers to ``log_p``.
+
+        ``x`` is ``[n, batch, inputs]``, ``y`` ``[n, batch, 1]``, ``share`` ``[n, batch]``.
+        """
         inputs, z = [], x
-        for i, layer in enumerate(self.layers):
+        for i, (matrix, offset) in enumerate(weights):
             inputs.append(z if i == 0 else z.relu_())
-            z = torch.baddbmm(layer.offset(weights).unsqueeze(1), inputs[-1], layer.matrix(weights).transpose(1, 2))
-        log_p = z.log_softmax(2)
-        loss = -(log_p.gather(2, y.unsqueeze(2)).squeeze(2) * share).sum(1)
-        dz = log_p.exp_()
-        dz.scatter_add_(2, y.unsqueeze(2), torch.full((), -1.0, device=dz.device, dtype=dz.dtype).expand(*y.shape, 1))
-        dz *= share.unsqueeze(2)
-        for i in reversed(range(len(self.layers))):
-            layer = self.layers[i]
-            layer.matrix(out).copy_(torch.bmm(dz.transpose(1, 2), inputs[i]))
-            torch.sum(dz, 1, out=layer.offset(out))
+            z = torch.baddbmm(offset, inputs[-1], matrix.transpose(1, 2))
+        dz = z.log_softmax(2)
+        torch.gather(dz, 2, y, out=log_p.unsqueeze(2))
+        dz.exp_().scatter_add_(2, y, self._minus_one.expand(y.shape)).mul_(share.unsqueeze(2))
+        for i in reversed(range(len(weights))):
+            torch.bmm(dz.transpose(1, 2), inputs[i], out=out[i][0])
+            torch.sum(dz, 1, keepdim=True, out=out[i][1])
             if i:
-                dz = torch.bmm(dz, layer.matrix(weights)) * (inputs[i] > 0)
-        return loss
+                dz = torch.bmm(dz, weights[i][0]) * (inputs[i] > 0)
 
     def _outputs(self, weights: Tensor, x: Tensor) -> Tensor:
         z = x
