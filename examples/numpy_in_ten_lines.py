@@ -1,0 +1,69 @@
+"""Ten clients fit a line together, from rates that are far too small, right, and far too large. NumPy only.
+
+    python examples/numpy_in_ten_lines.py
+
+The clients hold different inputs and different lines (heterogeneous data), so their updates disagree about the end,
+not about the way there. Shown is the loss over all data after 30 rounds, relative to the best possible fit (1.00).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedhyper import Constant, FedHyperG, FedHyperSL, Pair, auto
+from fedhyper.plans import Plan
+
+ROUNDS, STEPS, CLIENTS, SIZE = 30, 5, 10, 20
+rng = np.random.default_rng(0)
+shared = rng.normal(size=SIZE)
+inputs = [rng.normal(scale=rng.uniform(0.5, 2.0), size=(50, SIZE)) for _ in range(CLIENTS)]
+targets = [x @ (shared + 0.3 * rng.normal(size=SIZE)) + 0.1 * rng.normal(size=50) for x in inputs]
+data = list(zip(inputs, targets, strict=True))
+
+
+def loss(w: np.ndarray) -> float:
+    """Mean squared error over everybody's data."""
+    return float(np.mean([np.mean((x @ w - y) ** 2) for x, y in data]))
+
+
+def local_training(w: np.ndarray, x: np.ndarray, y: np.ndarray, lr: float) -> np.ndarray:
+    """One client: a few steps of gradient descent on its own data."""
+    for _ in range(STEPS):
+        w = w - lr * 2 * x.T @ (x @ w - y) / len(y)
+    return w
+
+
+def train(plan: Plan) -> float:
+    """Federated training: these are the ten lines."""
+    weights, state = np.zeros(SIZE), plan.init()
+    good = weights
+    for _ in range(ROUNDS):
+        locals_ = [local_training(weights, x, y, state.local_lr) for x, y in data]
+        delta = weights - np.mean(locals_, axis=0)  # before - after
+        state = plan.update(state, delta, loss=loss(weights))  # loss: what the clients met, one number
+        if state.rollback:
+            weights = good
+        else:
+            good, weights = weights, weights - state.global_lr * delta
+    return loss(weights)
+
+
+def main() -> None:
+    """Print the table."""
+    best = loss(np.linalg.lstsq(np.concatenate(inputs), np.concatenate(targets), rcond=None)[0])
+    print(f"{'local rate':>10}{'FedAvg':>12}{'FedHyper-G':>12}{'FedHyper-SL':>13}{'auto':>10}")
+    for lr in (0.0001, 0.001, 0.01, 0.1, 1.0):
+        plans = (
+            Pair(local_rule=Constant(lr=lr)),
+            Pair(global_rule=FedHyperG(), local_rule=Constant(lr=lr)),
+            Pair(local_rule=FedHyperSL(lr=lr)),
+            auto(local_lr=lr),
+        )
+        with np.errstate(all="ignore"):  # a rate of 1 overflows; the guard notices
+            ends = [train(plan) / best for plan in plans]
+        cells = [f"{end:.2f}" if end < 1000 else "diverged" for end in ends]
+        print(f"{lr:>10g}{cells[0]:>12}{cells[1]:>12}{cells[2]:>13}{cells[3]:>10}")
+
+
+if __name__ == "__main__":
+    main()
