@@ -6,6 +6,7 @@ A block is left out only by the line ``<!-- not run: reason -->`` right before i
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -80,6 +81,32 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     ]
     inside = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:", target)]
     assert [target for target in inside if target and not (page.parent / target).exists()] == []
+
+
+def _output(script: str, cwd: Path) -> str:
+    path = str(ROOT / script)
+    done = subprocess.run([sys.executable, path], cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_numpy_example_shows_what_it_promises(tmp_path: Path) -> None:
+    rows = [line.split() for line in _output("examples/numpy_in_ten_lines.py", tmp_path).splitlines()[1:]]
+    fedavg = {row[0]: row[1] for row in rows}
+    assert (fedavg["0.0001"] > "9", fedavg["0.01"], fedavg["1"]) == (True, "1.00", "diverged")
+    assert all(float(row[-1]) < 1.5 for row in rows), "auto ends near the best fit from every rate"
+
+
+@pytest.mark.slow
+def test_the_torch_example_runs(tmp_path: Path) -> None:
+    lines = _output("examples/torch_client.py", tmp_path).splitlines()
+    last = {line.split()[0]: float(line.split("accuracy")[1].split("%")[0]) for line in lines}
+    assert last["HyperSGD"] > last["SGD"] > 50
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    drawing = runpy.run_path(str(ROOT / "docs/img/make_idea.py"))["drawing"]()
+    assert (ROOT / "docs/img/idea.svg").read_text(encoding="utf-8") == drawing
 
 
 PAGE = """
