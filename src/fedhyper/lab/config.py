@@ -76,7 +76,7 @@ class Config(Strict):
     norm_cap: float = Field(0.0, ge=0, le=1e6, description="longest update, in medians of the round; 0 = off")
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
     engine: Literal["fast", "sequential"] = Field("fast", description="sequential is the slow twin")
-    eval_every: Count = Field(5, description="rounds between evaluations on the test set; the last round always is")
+    eval_every: Count = Field(10, description="rounds between evaluations on the test set; the last round always is")
     client_metrics: bool = Field(False, description="also evaluate on each client's own data, at the same rounds")
     checkpoint_every: Limit = Field(0, description="rounds between checkpoints; 0 = whenever one costs under 2 %")
     target_accuracy: float = Field(0.0, ge=0, le=1, description="accuracy to count the rounds to; 0 = none")

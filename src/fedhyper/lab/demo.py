@@ -71,9 +71,9 @@ def _free(path: Path) -> Path:
 def _run_all(configs: dict[str, Config], directory: Path, screen: _Lines) -> dict[str, list[Record]]:
     """All runs together, a round of each in turn."""
     records: dict[str, list[Record]] = {name: [] for name in configs}
-    with Signals() as signals, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         runs = {name: stack.enter_context(Run(config, directory / _slug(name))) for name, config in configs.items()}
-        with screen.shown(records):
+        with Signals() as signals, screen.shown(records):
             for _ in range(SETTINGS["rounds"]):
                 for name, run in runs.items():
                     with contextlib.suppress(AbandonRound):  # then a signal was received

@@ -74,7 +74,8 @@ def title(config: Config) -> str:
 
 def closing(config: Config, summary: Summary) -> str:
     """How a run ended, in a line."""
-    parts = [f"{summary['status']} after round {summary['rounds']}"]
+    status = "stopped" if summary["status"] == "running" else summary["status"]
+    parts = [f"{status} after round {summary['rounds']}"]
     if summary["final_accuracy"] is not None:
         parts.append(f"accuracy {percent(summary['final_accuracy'])} (best {percent(summary['best_accuracy'])})")
     if summary["target_accuracy"]:

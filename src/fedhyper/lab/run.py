@@ -264,7 +264,8 @@ def run_experiment(
     interrupted continues, and a finished one is extended when ``config`` asks for more rounds.
     """
     display = display or Silent()
-    with Signals() as signals, Run(config, out, resume=resume, workers=workers, device=device, make=make) as run:
+    # Until the run is ready a signal does what it does to any process: there is nothing to save yet.
+    with Run(config, out, resume=resume, workers=workers, device=device, make=make) as run, Signals() as signals:
         for note in run.notes:
             display.note(note)
         run.begin()
