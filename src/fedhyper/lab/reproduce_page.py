@@ -64,9 +64,9 @@ _ALWAYS = (
     "the paper does not give theirs.",
 )
 _RULES = (
-    f"A final accuracy is the mean over the evaluations in the last {100 * LAST:g} % of the rounds. With several seeds one "
-    f"mean is above another when it is so by {100 * SEEDS:g} points and by the standard error of the difference; with "
-    f"one seed, by {100 * ONE_SEED:g} points. The rules and their thresholds are code: "
+    f"A final accuracy is the mean over the evaluations in the last {100 * LAST:g} % of the rounds. With several seeds "
+    f"one mean is above another when it is so by {100 * SEEDS:g} points and by the standard error of the difference; "
+    f"with one seed, by {100 * ONE_SEED:g} points. The rules and their thresholds are code: "
     "`src/fedhyper/lab/reproduce_rules.py`."
 )
 

@@ -274,7 +274,8 @@ def plan(name: str, scale: Scale) -> list[Planned]:
                     for seed in range(seeds):
                         row = _row(experiment, scale, block, task, variant, level, seed)
                         rows.setdefault(row.cell.name, row)
-    return list(rows.values())
+    # Timings: all methods in turn, then all again, so that what the machine does meanwhile hits them alike.
+    return sorted(rows.values(), key=lambda row: row.seed) if experiment.timed else list(rows.values())
 
 
 def _row(
@@ -291,23 +292,33 @@ def _row(
 
 def reductions(scale: Scale, name: str) -> list[str]:
     """What this scale changes against the paper, a line a task; empty at the scale ``paper``."""
-    lines = []
-    paper = SETTINGS["paper"]
-    tasks = dict.fromkeys(task for block in EXPERIMENTS[name].blocks for task in tasks_of(block.tasks, scale))
-    changes = EXPERIMENTS[name].changes.get(scale, {})
-    for task in tasks:
-        ours = SETTINGS[scale][task] | {key: value for key, value in changes.items() if key != "eval_every"}
-        theirs = paper.get(task, paper["mnist"])
+    experiment, paper, lines = EXPERIMENTS[name], SETTINGS["paper"], []
+    changes = experiment.changes.get(scale, {})
+    for task in dict.fromkeys(task for block in experiment.blocks for task in tasks_of(block.tasks, scale)):
+        ours, theirs = SETTINGS[scale][task] | changes, paper.get(task, paper["mnist"])
+        here, there = _ranges(experiment, task, scale), _ranges(experiment, task, "paper")
         parts = [
             f"{key} {theirs.get(key, _UNSET.get(key, 'default'))} → {value}"
             for key, value in ours.items()
-            if key != "eval_every" and theirs.get(key) != value
+            if key != "eval_every" and key not in here and theirs.get(key) != value
         ]
+        parts += [f"{key} {there[key]} → {here[key]}" for key in here if here[key] != there[key]]
         if task not in paper:
             parts.insert(0, "scikit-learn's digits and a softmax regression in place of the paper's data and models")
         if parts:
             lines.append(f"{task}: {'; '.join(parts)}")
     return lines
+
+
+def _ranges(experiment: Experiment, task: str, scale: Scale) -> dict[str, str]:
+    """From where to where the experiment varies a number itself."""
+    values: dict[str, list[float]] = {}
+    for block in experiment.blocks:
+        for level in block.levels(task, scale):
+            for key, value in level.settings.items():
+                if isinstance(value, float | int):
+                    values.setdefault(key, []).append(value)
+    return {key: f"{min(found):g} to {max(found):g}" for key, found in values.items()}
 
 
 _UNSET = {"subset": "all", "model_options.hidden": 256, "model_options.layers": 2}

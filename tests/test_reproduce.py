@@ -1,0 +1,412 @@
+"""The paper's experiments: what is planned, how claims are judged (on made-up runs), and the command on digits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhyper.errors import DataError, UserError
+from fedhyper.lab import reproduce_rules as rule
+from fedhyper.lab.cli import main
+from fedhyper.lab.records import Run
+from fedhyper.lab.reproduce import IDS, borrow, check_data, make_jobs, reproduce
+from fedhyper.lab.reproduce_claims import CLAIMS, verdicts
+from fedhyper.lab.reproduce_cost import estimate
+from fedhyper.lab.reproduce_page import index, markdown, table_csv
+from fedhyper.lab.reproduce_plan import EXPERIMENTS, SCALES, Scale, plan, reductions
+from fedhyper.lab.reproduce_results import Result, Results
+
+SMOKE = ("fig-compose", "fig-robust", "overhead")
+ROUNDS = 100
+
+
+def made_up(
+    task: str,
+    variant: str,
+    accuracy: float | Callable[[int], float],
+    *,
+    level: str = "",
+    seed: int = 0,
+    rounds: int = ROUNDS,
+    **record: Any,
+) -> Result:
+    """A finished run with this accuracy in every round; ``record`` are further values, numbers or functions of t."""
+    rows = []
+    for t in range(1, rounds + 1):
+        values: dict[str, Any] = {
+            "accuracy": accuracy,
+            "global_lr": 1.0,
+            "seconds_train": 1.0,
+            "seconds_aggregate": 0.0,
+        }
+        values |= {"bytes_up": 100, "bytes_down": 100} | record
+        rows.append({"round": t} | {key: value(t) if callable(value) else value for key, value in values.items()})
+    run = Run("made up", Path(), {"rounds": rounds}, rows, {"status": "finished"}, {}, None)
+    return Result(task, variant, level, seed, run)
+
+
+# --- plan ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_its_runs(name: str, scale: Scale) -> None:
+    planned = plan(name, scale)
+    names = [row.cell.name for row in planned]
+    assert len(set(names)) == len(names) > 0
+    expected = {"digits"} if scale == "smoke" else {"mnist", "fmnist", "cifar10", "shakespeare"}
+    assert {row.task for row in planned} <= expected
+    assert {row.cell.config.task for row in planned} <= expected
+    assert len({json.dumps(row.cell.config.values(), sort_keys=True) for row in planned}) == len(planned)
+
+
+def test_the_scale_paper_is_the_papers_setting() -> None:
+    rounds = {"mnist": 50, "fmnist": 50, "cifar10": 200, "shakespeare": 600}
+    models = {"mnist": "cnn", "fmnist": "cnn", "cifar10": "resnet18", "shakespeare": "lstm"}
+    for row in plan("fig-g", "paper"):
+        config = row.cell.config
+        assert (config.rounds, config.model) == (rounds[row.task], models[row.task])
+        assert (config.clients, config.clients_per_round, config.local_epochs, config.batch_size) == (100, 10, 10, 64)
+        assert (config.local_lr, config.weighting, config.subset) == (0.01, "uniform", 0)
+        if row.task == "shakespeare":
+            assert config.partition.kind == "natural"
+            assert config.model_options == {"bidirectional": True}
+        else:
+            assert (config.partition.kind, config.partition.concentration) == ("dirichlet", 0.5)
+    assert all(reductions("paper", name) == [] for name in EXPERIMENTS if name != "overhead")
+
+
+def test_grid_of_rates_is_the_papers() -> None:
+    pairs = {
+        (row.cell.config.global_lr, row.cell.config.local_lr)
+        for row in plan("fig-robust", "paper")
+        if row.variant == "fedavg" and row.task == "cifar10"
+    }
+    assert pairs == {(a, b) for a in (0.5, 0.75, 1, 1.5, 2) for b in (0.001, 0.005, 0.01, 0.05, 0.1)}
+
+
+@pytest.mark.parametrize("name", ["fig-g", "fig-sl", "fig-cl", "tab-noniid"])
+def test_small_has_three_seeds_on_the_small_images(name: str) -> None:
+    seeds: dict[str, set[int]] = {}
+    for row in plan(name, "small"):
+        if not row.ablation:
+            seeds.setdefault(row.task, set()).add(row.seed)
+    assert seeds.pop("mnist") == seeds.pop("fmnist") == {0, 1, 2}
+    assert all(found == {0} for found in seeds.values())
+
+
+def test_every_reduction_is_listed() -> None:
+    lines = reductions("small", "fig-robust")
+    assert [line.partition(":")[0] for line in lines] == ["cifar10", "shakespeare"]
+    assert "rounds 200 → 25" in lines[0]
+    assert "model resnet18 → cnn" in lines[0]
+    assert "subset all → 20000" in lines[0]
+    assert "local_lr 0.001 to 0.1 → 0.01 to 1" in lines[1]
+    assert "local_lr" not in lines[0], "the grid is the paper's"
+    assert "local_lr 0.01 → 1.0" in reductions("small", "fig-combine")[1]
+
+
+def test_both_readings_and_the_released_code_are_there() -> None:
+    letters = {row.variant for name in EXPERIMENTS for row in plan(name, "small") if "letter" in row.variant}
+    assert letters == {"sl-letter", "cl-letter", "g+cl-letter"}
+    for row in plan("fig-cl", "small"):
+        if row.variant == "cl-letter":
+            assert row.cell.config.method_options == {"bounds": "absolute"}
+    assert "fedhyper-cl-released" in {row.cell.config.method for row in plan("fig-cl", "small")}
+
+
+# --- claims ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_claim_lacks_its_runs(name: str, scale: Scale) -> None:
+    everything = Results(
+        [made_up(r.task, r.variant, 0.5, level=r.level, seed=r.seed, rounds=10) for r in plan(name, scale)]
+    )
+    for claim in CLAIMS[name]:
+        assert claim.rule(everything, claim.task).holds is not None, claim.text
+    assert all(v.status == "not tested here" for v in verdicts(name, Results([]), scale))
+
+
+def test_smoke_decides_nothing() -> None:
+    everything = [made_up("digits", r.variant, 0.9, level=r.level) for r in plan("fig-compose", "smoke")]
+    judged = verdicts("fig-compose", Results(everything), "smoke")
+    assert {v.status for v in judged} == {"not tested here"}
+    assert all("digits" in v.why for v in judged)
+    assert all(v.ours != "–" for v in judged), "what was measured is shown all the same"
+
+
+def test_one_seed_needs_half_a_point() -> None:
+    def gain(accuracy: float) -> bool | None:
+        pair = [made_up("cifar10", "g+adam", accuracy), made_up("cifar10", "fedadam", 0.5)]
+        return rule.above_best(Results(pair), "cifar10", ours="g+adam", rivals=("fedadam",)).holds
+
+    assert gain(0.506) is True
+    assert gain(0.504) is False
+    assert gain(0.4) is False
+
+
+def test_several_seeds_need_their_standard_error() -> None:
+    def gain(*ours: float) -> bool | None:
+        runs = [made_up("mnist", "g", value, seed=i) for i, value in enumerate(ours)]
+        runs += [made_up("mnist", "fedavg", value, seed=i) for i, value in enumerate((0.90, 0.90, 0.90))]
+        return rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg",)).holds
+
+    assert gain(0.903, 0.903, 0.903) is True  # +0.3 points, no spread
+    assert gain(0.901, 0.901, 0.901) is False  # +0.1: below 0.2
+    assert gain(0.85, 0.90, 0.97) is False  # +0.67, standard error 3.5
+
+
+def test_the_best_baseline_counts_and_none_may_be_missing() -> None:
+    runs = [made_up("mnist", v, a) for v, a in (("g", 0.95), ("fedavg", 0.90), ("fedexp", 0.96))]
+    assert rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg", "fedexp")).holds is False
+    assert rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg",)).holds is True
+    assert rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg", "fedadam")).holds is None
+
+
+def test_final_accuracy_is_the_mean_of_the_last_fifth() -> None:
+    results = Results([made_up("mnist", "g", lambda t: 0.5 if t <= 80 else 0.7 + 0.1 * (t % 2))])
+    final = results.final("mnist", "g")
+    assert final is not None
+    assert final.mean == pytest.approx(0.75)
+
+
+def test_earlier_looks_at_the_first_rounds_only() -> None:
+    fast = made_up("mnist", "g", lambda t: 0.8 if t <= 50 else 0.0)
+    slow = made_up("mnist", "fedavg", lambda t: 0.7 if t <= 50 else 1.0)
+    found = rule.earlier(Results([fast, slow]), "mnist", ours="g", rivals=("fedavg",), share=0.5)
+    assert found.holds is True
+    assert rule.earlier(Results([fast, slow]), "mnist", ours="g", rivals=("fedavg",), share=0.9).holds is False
+
+
+@pytest.mark.parametrize(("ours", "holds"), [(0.495, True), (0.485, False), (0.6, True)])
+def test_comparable_is_within_a_point_below(ours: float, holds: bool) -> None:
+    pair = Results([made_up("cifar10", "sl", ours), made_up("cifar10", "g", 0.5)])
+    assert rule.comparable(pair, "cifar10", ours="sl", rival="g").holds is holds
+    assert rule.close_to(pair, "cifar10", ours="sl", rival="g").holds is (holds and ours < 0.55)
+
+
+@pytest.mark.parametrize(("start", "holds"), [(60, True), (79, True), (85, False), (101, False)])
+def test_sooner_needs_four_fifths_of_the_rounds(start: int, holds: bool) -> None:
+    mine = made_up("shakespeare", "sl", lambda t: 0.6 if t >= min(start, 100) else 0.1)
+    other = made_up("shakespeare", "g", lambda t: 0.6 if t >= 100 else 0.1)
+    found = rule.sooner(Results([mine, other]), "shakespeare", ours="sl", rivals=("g",), level=0.11)
+    assert found.holds is holds
+
+
+def test_a_level_that_is_not_reached_is_replaced_by_one_that_is() -> None:
+    runs = Results([made_up("shakespeare", "sl", 0.4), made_up("shakespeare", "g", lambda t: 0.4 * t / 100)])
+    found = rule.sooner(runs, "shakespeare", ours="sl", rivals=("g",), level=0.5)
+    assert found.holds is True
+    assert "34." in found.ours  # 95 % of the lower final accuracy, 0.362 averaged over the last fifth
+
+
+def test_order_of_three() -> None:
+    def holds(*values: float) -> bool | None:
+        runs = [made_up("shakespeare", v, a) for v, a in zip(("cl", "sl", "g"), values, strict=True)]
+        return rule.ordered(Results(runs), "shakespeare", best_first=("cl", "sl", "g")).holds
+
+    assert holds(0.52, 0.51, 0.50) is True
+    assert holds(0.52, 0.518, 0.50) is False
+    assert holds(0.50, 0.51, 0.52) is False
+
+
+def grid(gain: Callable[[int], float]) -> Results:
+    levels = [f"α {a:g}, β {b:g}" for a in (0.5, 1.0) for b in (0.001, 0.1)]
+    runs = [made_up("shakespeare", "fedavg", 0.3, level=level) for level in levels]
+    return Results(runs + [made_up("shakespeare", "g+cl", 0.3 + gain(i), level=x) for i, x in enumerate(levels)])
+
+
+def test_most_cells_of_the_grid() -> None:
+    assert rule.most_cells(grid(lambda i: 0.02 if i < 3 else -0.05), "shakespeare").holds is True
+    assert rule.most_cells(grid(lambda i: 0.02 if i < 2 else 0.0), "shakespeare").holds is False
+    assert rule.most_cells(grid(lambda i: 0.009), "shakespeare").holds is False
+
+
+def test_the_smallest_rates_gain_most() -> None:
+    found = rule.worst_rates(grid(lambda i: 0.15 if i == 0 else 0.0), "shakespeare")
+    assert found.holds is True
+    assert found.ours.startswith("+15.00 at α 0.5, β 0.001")
+    assert rule.worst_rates(grid(lambda i: 0.0 if i == 0 else 0.2), "shakespeare").holds is False
+
+
+def test_span_of_fedavg() -> None:
+    runs = [made_up("cifar10", "fedavg", a, level=str(i)) for i, a in enumerate((0.44, 0.50, 0.57))]
+    assert rule.fedavg_span(Results(runs), "cifar10", low=0.437, high=0.572).holds is True
+    assert rule.fedavg_span(Results(runs[1:]), "cifar10", low=0.437, high=0.572).holds is False
+    claims = [v for v in verdicts("fig-robust", Results(runs), "small") if "FedAvg reaches" in v.text]
+    assert [v.status for v in claims] == ["not tested here"], "another model: no verdict"
+
+
+@pytest.mark.parametrize(
+    ("curve", "rises", "two_halves"),
+    [
+        (lambda t: 1 + t / 15 if t <= 15 else max(0.4, 2 - (t - 15) / 30), True, True),
+        (lambda t: 1.0, False, False),
+        (lambda t: 1 + t / 100, False, False),
+        (lambda t: 1 - t / 200, False, False),
+    ],
+)
+def test_curve_of_the_rate(curve: Callable[[int], float], rises: bool, two_halves: bool) -> None:
+    results = Results([made_up("cifar10", "g", 0.5, global_lr=curve)])
+    assert rule.rises_then_falls(results, "cifar10").holds is rises
+    assert rule.halves(results, "cifar10").holds is two_halves
+
+
+@pytest.mark.parametrize(("curve", "holds"), [(lambda t: 1.2, True), (lambda t: 1.2 if t <= 90 else 1.8, False)])
+def test_range_of_fedexp(curve: Callable[[int], float], holds: bool) -> None:
+    results = Results([made_up("cifar10", "fedexp", 0.5, global_lr=curve)])
+    assert rule.fedexp_range(results, "cifar10").holds is holds
+
+
+def test_skew() -> None:
+    levels = ("IID", "Dirichlet 0.75", "Dirichlet 0.5", "Dirichlet 0.25")
+    runs = [made_up("mnist", "fedavg", 0.9, level=level) for level in levels]
+    more = [made_up("mnist", "g+cl", 0.9 + 0.01 * i, level=level) for i, level in enumerate(levels)]
+    less = [made_up("mnist", "g+cl", 0.9 - 0.01 * i, level=level) for i, level in enumerate(levels)]
+    assert rule.most_at_most_skewed(Results(runs + more), "mnist").holds is True
+    assert rule.most_at_most_skewed(Results(runs + less), "mnist").holds is False
+    assert rule.skew_gain(Results(runs + more), "mnist", level="Dirichlet 0.25").holds is True
+    assert rule.skew_gain(Results(runs + less), "mnist", level="Dirichlet 0.25").holds is False
+
+
+def test_overhead() -> None:
+    def results(seconds: float, down: int) -> Results:
+        # the first round pays for start-up and does not count
+        def spent(t: int) -> float:
+            return 50.0 if t == 1 else seconds
+
+        return Results(
+            [
+                made_up("fmnist", "fedavg", 0.5, rounds=5),
+                made_up("fmnist", "g", 0.5, rounds=5, seconds_train=1.0),
+                made_up("fmnist", "cl", 0.5, rounds=5, seconds_train=spent, bytes_down=down),
+            ]
+        )
+
+    assert rule.negligible(results(1.0, 100), "fmnist", variant="cl").holds is True
+    assert rule.negligible(results(1.2, 100), "fmnist", variant="cl").holds is False
+    assert rule.negligible(results(1.0, 200), "fmnist", variant="cl").holds is False
+    assert rule.costs_more(results(1.0, 200), "fmnist", variant="cl", than="g").holds is True
+    assert rule.costs_more(results(1.0, 100), "fmnist", variant="cl", than="g").holds is False
+
+
+# --- pages -----------------------------------------------------------------------------------------------------
+
+
+def test_page_says_what_is_missing_and_how_to_go_on() -> None:
+    planned = plan("tab-noniid", "small")
+    some = Results([made_up(r.task, r.variant, 0.8, level=r.level, seed=r.seed) for r in planned if r.task == "mnist"])
+    judged = verdicts("tab-noniid", some, "small")
+    text = markdown("tab-noniid", "small", planned, some, judged, [("mnist-bars", "MNIST")], "tab-noniid")
+    assert f"Unfinished: {len(some.items)} of {len(planned)} runs" in text
+    assert "fedhyper reproduce tab-noniid --scale small --pages docs/results" in text
+    assert "![MNIST](tab-noniid/mnist-bars.svg)" in text
+    assert "98.62 / 98.92" in text
+    assert "rounds 200 → 100" in text
+    assert text.count("**not tested here**") == 10, "five claims each on fmnist and cifar10"
+    rows = table_csv(planned, some).splitlines()
+    assert rows[1].startswith("mnist,FedAvg,IID,3,0.8,")
+    assert rows[-1].startswith('mnist,"FedHyper-G+CL, [1/γ, γ]",Dirichlet 0.25,1,0.8,')
+
+
+def test_index_lists_all_nine() -> None:
+    page = {"title": "t", "scale": "small", "done": 3, "planned": 4, "verdicts": [{"status": "reproduced"}]}
+    text = index({"fig-g": page})
+    assert "| [fig-g](fig-g.md) | t | small | 3 of 4 | 1 | 0 | 0 |" in text
+    assert text.count("not run yet") == len(EXPERIMENTS) - 1
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def test_unknown_id_and_missing_data_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="did you mean 'fig-g'"):
+        make_jobs("fig_g", "smoke", tmp_path)
+    monkeypatch.setenv("FEDHYPER_DATA", str(tmp_path / "nothing"))
+    with pytest.raises(DataError, match="fedhyper data fetch"):
+        reproduce("fig-compose", "small", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    check_data(make_jobs("all", "smoke", tmp_path))
+
+
+def test_estimate_grows_with_the_work() -> None:
+    (one, *_), twice = [row.cell.config for row in plan("fig-compose", "smoke")], {"rounds": 1000}
+    small, large = (estimate([c], jobs=1, device="cpu") for c in (one, one.model_copy(update=twice)))
+    assert 0 < small.seconds < large.seconds
+    assert small.disk == large.disk > 0
+    assert estimate([], jobs=None, device="cpu").seconds == 0
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("reproduce")
+    for name in SMOKE:
+        assert reproduce(name, "smoke", root / "runs", pages=root / "pages", quiet=True) == 0
+    return root
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_smoke_writes_everything(smoke: Path, name: str) -> None:
+    out = smoke / "runs" / name / "smoke"
+    page = (out / "page.md").read_text()
+    verdict = json.loads((out / "verdicts.json").read_text())
+    assert verdict["done"] == verdict["planned"] == len(plan(name, "smoke"))
+    assert len(verdict["verdicts"]) == len(CLAIMS[name])
+    figures = {file.stem for file in (out / "figures").iterdir()}
+    assert figures
+    for stem in figures:
+        assert f"(figures/{stem}.svg)" in page
+        assert all((out / "figures" / f"{stem}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
+        assert (smoke / "pages" / name / f"{stem}.svg").is_file()
+    assert (out / "report-digits.html").read_text().startswith("<!doctype html>")
+    assert f"]({name}/" in (smoke / "pages" / f"{name}.md").read_text()
+    assert str(smoke) not in page, "a page must not name this machine's directories"
+    assert f"[{name}]({name}.md)" in (smoke / "pages" / "README.md").read_text()
+
+
+def test_the_same_command_skips_what_is_done_and_repairs_what_is_not(smoke: Path) -> None:
+    job = make_jobs("fig-compose", "smoke", smoke / "runs")[0]
+    assert job.pending == []
+    cell = job.out / "cells" / job.planned[0].cell.name
+    before = (cell / "metrics.jsonl").read_bytes()
+    (cell / "summary.json").unlink()
+    assert job.pending == job.planned[:1]
+    untouched = job.out / "cells" / job.planned[1].cell.name / "metrics.jsonl"
+    stamp = untouched.stat().st_mtime_ns
+    assert reproduce("fig-compose", "smoke", smoke / "runs", quiet=True) == 0
+    assert (cell / "metrics.jsonl").read_bytes() == before
+    assert untouched.stat().st_mtime_ns == stamp
+
+
+def test_runs_are_shared_between_experiments(smoke: Path, tmp_path: Path) -> None:
+    job = make_jobs("fig-g", "smoke", smoke / "runs")[0]
+    shared = {row.cell.name for row in plan("fig-compose", "smoke")} & {row.cell.name for row in job.planned}
+    assert len(shared) >= 2
+    assert borrow(job, smoke / "runs") == len(shared)
+    assert len(job.pending) == len(job.planned) - len(shared)
+    assert borrow(job, smoke / "runs") == 0
+
+
+def test_pages_alone(smoke: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = smoke / "runs" / "fig-robust" / "smoke" / "page.md"
+    page.unlink()
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "fig-robust", "--no-run", "--out", str(smoke / "runs")])
+    assert ended.value.code == 0
+    assert page.is_file()
+    assert "21 of 21 runs" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_at_the_scale_smoke(tmp_path: Path) -> None:
+    assert reproduce("all", "smoke", tmp_path / "runs", pages=tmp_path / "pages", quiet=True) == 0
+    assert {path.stem for path in (tmp_path / "pages").glob("*.md")} == {*EXPERIMENTS, "README"}
+    assert "not run yet" not in (tmp_path / "pages" / "README.md").read_text()
+    assert set(IDS) == {*EXPERIMENTS, "all"}
