@@ -436,6 +436,18 @@ def test_hostile_strings_stay_text_in_the_source(tmp_path: Path) -> None:
     json.loads(data[1])
 
 
+@pytest.mark.parametrize("runs", [1, 2, 9])
+def test_a_hostile_method_stays_text_in_the_headline(tmp_path: Path, runs: int) -> None:
+    # The other settings agree, so the page names the method in its first sentence, alone, compared, and in a sweep.
+    for index in range(runs):
+        write_run(
+            tmp_path / "runs" / str(index), method=f"<img src=x>{'!' * (index % 2)}", local_lr=0.1**index, rounds=3
+        )
+    page = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
+    assert re.search("<h1>&lt;img src=x&gt;", page)
+    assert "img" not in {tag for tag, _ in _Outline(page).tags}
+
+
 def test_a_sweep_of_75_runs_is_small_and_quick(tmp_path: Path) -> None:
     import time
 

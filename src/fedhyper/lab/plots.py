@@ -151,7 +151,7 @@ def line_chart(
     axis = alt.Axis(format=".0%" if percent else "~g", tickCount=6, gridOpacity=quiet)
     scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=True)
     base = alt.Chart(alt.NamedData("rows")).encode(
-        x=alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(format="~s" if x != "round" else "d", tickCount=8)),
+        x=alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(format="~g" if x != "round" else "d", tickCount=8)),
         color=_colour(labels, legend),
     )
     valid = f"isValid(datum.{y}) && isValid(datum.{x}) && {_SHOWN}" + (f" && datum.{y} > 0" if log else "")

@@ -233,7 +233,7 @@ def _settings(groups: Sequence[Group]) -> str:
     different = differing(flats)
     html = ""
     if different and len(groups) <= _MAX_LISTED:
-        rows = [((key, *(shown(flat.get(key)) for flat in flats)), False) for key in different]
+        rows = [((key, *(shown(flat.get(key, "–")) for flat in flats)), False) for key in different]
         html = _table(("setting", *(group.label for group in groups)), rows, "Settings that differ", "left")
     elif different:
         rows = [((key, _values(flats, key)), False) for key in different]
