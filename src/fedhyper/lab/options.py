@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from fedhyper import Auto
 from fedhyper.schedulers import FedHyperCL
 from fedhyper.sim.methods import make_method, option_names
 
 Rate = Annotated[float, Field(gt=0, le=1e6)]
+Wide = Annotated[float, Field(ge=0, le=1e12)] | None
 Factor = Annotated[float, Field(ge=1, le=1e12)]
 
 
@@ -20,7 +24,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class Options(Strict):
+class NamedOptions(Strict):
     """What a method lets you set beyond the two rates; absent means the method's own default."""
 
     global_bound: Factor | None = Field(None, description="G: γ, the global rate stays within a factor γ of its start")
@@ -45,6 +49,18 @@ class Options(Strict):
     c: float | None = Field(None, gt=0, le=1e6, description="fedsps: c of the Polyak step")
     floor: float | None = Field(None, ge=-1e6, le=1e6, description="fedsps: a lower bound of the loss")
 
+
+def _automatic() -> dict[str, Any]:
+    """The settings of ``Auto`` that are not above, each with what its docstring says; their ranges are its own."""
+    says = dict(re.findall(r"^    (\w+) {2,}(\S.*)$", Auto.__doc__ or "", re.MULTILINE))
+    new = [f.name for f in fields(Auto) if f.name not in {*NamedOptions.model_fields, "local_lr", "global_lr"}]
+    return {name: (Wide, Field(None, description=f"fedhyper: {says.get(name, name)}")) for name in new}
+
+
+if TYPE_CHECKING:
+    Options = NamedOptions
+else:
+    Options = create_model("Options", __base__=NamedOptions, **_automatic())
 
 # The constants of optimizers that need torch to be asked; a test asks them.
 _CLIENT = {"gamma": 2.0, "delta": 0.1, "eta0": 0.2, "c": 0.5, "floor": 0.0}
