@@ -363,9 +363,9 @@ def flower_new(
 ) -> None:
     """Write a Flower app to start from.
 
-    fedhyper flower new my-app && cd my-app && flwr run .
+    fedhyper flower new my-app && cd my-app && flwr run . --stream
     """
     from fedhyper.lab.flower_new import new_app
 
     new_app(directory, task)
-    print(f"{directory}: a Flower app; next: cd {directory} && pip install -e . && flwr run .")
+    print(f"{directory}: a Flower app; next: cd {directory} && flwr run . --stream")

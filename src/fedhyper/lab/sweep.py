@@ -133,11 +133,11 @@ def run_sweep(
                 outcomes[outcome.cell.name] = outcome
         finally:
             pool.stop()
-        ordered = [outcomes[cell.name] for cell in cells]
-        failures = {one.cell.name: one.message for one in ordered if one.status == "failed"}
+            ordered = [outcomes[cell.name] for cell in cells if cell.name in outcomes]
+            display.end(ordered)
+        failures = {one.cell.name: one.message for one in ordered if one.status not in ("finished", "diverged")}
         with storage(out):
             replace(out / "failures.json", (json.dumps(failures, indent=1) + "\n").encode())
-        display.end(ordered)
         return ordered
 
 
