@@ -38,9 +38,9 @@ def train(plan: Plan) -> float:
     weights, state = np.zeros(SIZE), plan.init()
     good = weights
     for _ in range(ROUNDS):
-        locals_ = [local_training(weights, x, y, state.local_lr) for x, y in data]
-        delta = weights - np.mean(locals_, axis=0)  # before - after
-        state = plan.update(state, delta, loss=loss(weights))  # loss: what the clients met, one number
+        deltas = weights - np.array([local_training(weights, x, y, state.local_lr) for x, y in data])  # before - after
+        delta, sq_norm = deltas.mean(0), float((deltas**2).sum(1).mean())
+        state = plan.update(state, delta, loss=loss(weights), sq_norm=sq_norm)  # loss: what the clients met
         if state.rollback:
             weights = good
         else:

@@ -52,6 +52,7 @@ def numbers() -> dict[str, Any]:
         fedhyper.Adagrad(),
         fedhyper.Adam(),
         fedhyper.Yogi(),
+        fedhyper.Grafted(fedhyper.Momentum()),
     ):
         state, out = optimizer.init(), []
         for vector in VECTORS:
