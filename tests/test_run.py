@@ -164,6 +164,13 @@ def test_workers_do_not_matter(whole: Path, tmp_path: Path, workers: int) -> Non
     assert fingerprint(tmp_path / "run") == fingerprint(whole)
 
 
+def test_workers_do_not_matter_to_a_network(tmp_path: Path) -> None:
+    for workers in (1, 2, 4):
+        config = tiny(model="cnn", method="fedhyper-g+cl", rounds=2)
+        run_experiment(config, tmp_path / str(workers), workers=workers)
+    assert len({fingerprint(tmp_path / str(workers)) for workers in (1, 2, 4)}) == 1
+
+
 @pytest.mark.parametrize("every", [0, 1, 1000])
 def test_checkpoints_do_not_matter(whole: Path, tmp_path: Path, every: int) -> None:
     run_experiment(tiny(checkpoint_every=every), tmp_path / "run")

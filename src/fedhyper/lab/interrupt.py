@@ -48,7 +48,7 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before:
+        if self.received and self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -52,7 +52,7 @@ class Run:
             self.sim = make(config, workers=workers, device=device)
             self._open(known)
         except BaseException:
-            self.files.close()
+            self.files.abandon()
             raise
         self._saved_round, self._saved_at, self._save_seconds = self.round, time.perf_counter(), 0.0
 

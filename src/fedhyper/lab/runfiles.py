@@ -61,6 +61,15 @@ class RunDirectory:
                 os.close(descriptor)
         self._metrics = self._lock = -1
 
+    def abandon(self) -> None:
+        """Close it; a directory in which no run was started is taken back."""
+        if not (self.path / "config.toml").exists():
+            with contextlib.suppress(OSError):
+                (self.path / ".lock").unlink()
+                (self.path / "checkpoint").rmdir()
+                self.path.rmdir()
+        self.close()
+
     def _remove_stale(self) -> None:
         for left in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
             left.unlink(missing_ok=True)  # nobody else holds the lock, so its writer is dead
