@@ -1,0 +1,95 @@
+"""How time and memory grow: one process a point, synthetic data.
+
+python scaling.py {clients,population,parameters} N     prints one JSON line
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+POINTS = {
+    "clients": (10, 100, 1000),
+    "population": (100, 1_000, 10_000, 100_000),
+    "parameters": (10_000, 100_000, 1_000_000, 10_000_000),
+}
+ROUNDS = 5
+EXAMPLES = 20_000
+
+
+def point(axis: str, n: int) -> dict[str, Any]:
+    """Seconds to start, median seconds a round and peak bytes at ``n`` of ``axis``, the rest held still."""
+    import torch
+
+    from fedhyper.sim.methods import make_method
+    from fedhyper.sim.models import make_model, parameter_count
+    from fedhyper.sim.partition import Partition
+    from fedhyper.sim.rounds import Simulation
+    from fedhyper.sim.tasks import Task
+
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((EXAMPLES, 1, 28, 28), np.float32))
+    y = torch.from_numpy(rng.integers(0, 10, EXAMPLES))
+    task = Task("synthetic", x, y, x[:500], y[:500], 10, "mlp")
+    population = {"population": n, "clients": max(POINTS["clients"])}.get(axis, 100)
+    held = 40
+    # every client holds 40 examples, some of them other clients' too: the data stays what it is, the registry grows
+    indices = (np.arange(population * held) * 7919) % EXAMPLES
+    partition = Partition("synthetic", indices, np.arange(population + 1) * held)
+    if axis == "parameters":
+        model = make_model("mlp", task.shape, 10, seed=0, hidden=max(1, round(n / 795)))
+    else:
+        model = make_model("cnn", task.shape, 10, seed=0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    simulation = Simulation(
+        task=task,
+        partition=partition,
+        model=model,
+        method=make_method("fedhyper-g", local_lr=0.01, global_lr=1.0),
+        clients_per_round=n if axis == "clients" else 10,
+        local_epochs=1,
+        batch_size=20,
+        seed=0,
+        workers=2,
+    )
+    simulation.run_round(evaluate=False)
+    first = time.perf_counter() - started
+    seconds = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        simulation.run_round(evaluate=False)
+        seconds.append(time.perf_counter() - started)
+    simulation.close()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "axis": axis,
+        "n": n,
+        "parameters": parameter_count(model),
+        "first_round_s": first,
+        "round_s": statistics.median(seconds),
+        "peak_bytes": 1024 * after,
+        "added_bytes": 1024 * (after - before),
+    }
+
+
+def table(axes: tuple[str, ...] = tuple(POINTS)) -> list[dict[str, Any]]:
+    """Every point, each in a process of its own."""
+    rows = []
+    for axis in axes:
+        for n in POINTS[axis]:
+            command = [sys.executable, str(Path(__file__)), axis, str(n)]
+            rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    return rows
+
+
+if __name__ == "__main__":
+    print(json.dumps(point(sys.argv[1], int(sys.argv[2]))))
