@@ -107,7 +107,7 @@ def test_every_reduction_is_listed() -> None:
     assert "subset all → 20000" in lines[0]
     assert "local_lr 0.001 to 0.1 → 0.01 to 1" in lines[1]
     assert "local_lr" not in lines[0], "the grid is the paper's"
-    assert "local_lr 0.01 → 1.0" in reductions("small", "fig-combine")[1]
+    assert "local_lr 0.01 → 0.5" in reductions("small", "fig-combine")[1]
 
 
 def test_both_readings_and_the_released_code_are_there() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhyper.errors import UserError
-from fedhyper.lab.config import config_hash, did_you_mean, printable
+from fedhyper.lab.config import did_you_mean, dump, printable
 from fedhyper.lab.display import duration
 from fedhyper.lab.records import load_runs
 from fedhyper.lab.report import FORMATS, write_report
@@ -75,8 +75,8 @@ def announce(jobs: Sequence[Job], *, parallel: int | None, device: str) -> None:
     seconds, disk = 0.0, 0
     for job in jobs:
         timed = EXPERIMENTS[job.name].timed
-        new = [row.cell.config for row in job.pending if timed or config_hash(row.cell.config) not in seen]
-        seen |= {config_hash(config) for config in new}
+        new = [row.cell.config for row in job.pending if timed or dump(row.cell.config) not in seen]
+        seen |= {dump(config) for config in new}
         cost = estimate(new, jobs=1 if timed else parallel, device=device)
         seconds, disk = seconds + cost.seconds, disk + cost.disk
         print(

@@ -22,7 +22,7 @@ _DATA: dict[str, tuple[int, int, tuple[int, ...], int]] = {
 _FORWARD = 0.35  # of a training step is the forward pass
 _CELL_SECONDS, _START_SECONDS = 0.5, 8.0  # to set a run up; to start a process with torch in it
 _CELL_BYTES, _COPIES = 200_000, 11  # logs; model-sized vectors in two checkpoints and the final weights
-_BATCH, _TRIES = 16, 3
+_BATCH, _TRIES = 32, 3
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,17 @@ def _time_model(config: Config, shape: tuple[int, ...], classes: int, device: st
     from torch.nn.functional import cross_entropy
 
     from fedhyper.sim.models import make_model, parameter_count
+    from fedhyper.vectors import FlatModel
 
     tokens = len(shape) == 1
     model = make_model(config.model, shape, classes, seed=0, tokens=tokens, **config.model_options).to(device)
     size = min(config.batch_size, _BATCH)
     rng = generator(0, "estimate")
-    drawn: Any = rng.integers(0, classes, (size, *shape)) if tokens else rng.random((size, *shape), "float32")
+    FlatModel(model, channels_last=True)  # as the engine has it, and images in the order in which it reads them
+    channels, *rest = shape
+    drawn: Any = rng.integers(0, classes, (size, *shape)) if tokens else rng.random((size, *rest, channels), "float32")
     x, y = torch.from_numpy(drawn).to(device), torch.from_numpy(rng.integers(0, classes, size)).to(device)
+    x = x if tokens else x.permute(0, 3, 1, 2)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     best = float("inf")

@@ -9,7 +9,7 @@ from typing import Any
 from fedhyper.lab.curves import make_series
 from fedhyper.lab.groups import Group, flatten
 from fedhyper.lab.report import FORMATS
-from fedhyper.lab.reproduce_plan import EXPERIMENTS, VARIANTS, Planned
+from fedhyper.lab.reproduce_plan import EXPERIMENTS, VARIANTS, Planned, ablation_panel
 from fedhyper.lab.reproduce_results import Results
 from fedhyper.lab.reproduce_rules import round_seconds
 
@@ -32,7 +32,7 @@ def _charts(name: str, planned: Sequence[Planned], results: Results) -> Iterator
     for task in dict.fromkeys(row.task for row in planned):
         rows = [row for row in planned if row.task == task]
         for part, chosen in _panels(rows):
-            groups = _groups(chosen, results)
+            groups = _groups(chosen, results.seeds({row.seed for row in chosen}))
             if not groups:
                 continue
             found = figures.make_figures(groups, make_series(groups)[0], legend=True)
@@ -45,13 +45,9 @@ def _charts(name: str, planned: Sequence[Planned], results: Results) -> Iterator
 
 
 def _panels(rows: Sequence[Planned]) -> list[tuple[str, list[Planned]]]:
-    main, extra = [row for row in rows if not row.ablation], [row for row in rows if row.ablation]
-    panels = [("", main)]
-    if extra:
-        # An ablation is drawn beside what it varies: g-bound-10 beside g.
-        bases = {"fedavg", *(row.variant.split("-")[0] for row in extra)}
-        panels.append(("-ablations", [row for row in main if row.variant in bases] + extra))
-    return panels
+    main, extra = [row for row in rows if not row.ablation], ablation_panel(rows)
+    on_a_grid = len({row.level for row in rows}) > 1
+    return [("", main), ("-ablations", extra)] if extra and not on_a_grid else [("", main)]
 
 
 def _groups(rows: Sequence[Planned], results: Results) -> list[Group]:

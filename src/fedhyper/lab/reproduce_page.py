@@ -14,7 +14,7 @@ from typing import Any
 from fedhyper.lab.display import duration
 from fedhyper.lab.groups import Stat, total_seconds
 from fedhyper.lab.reproduce_claims import Verdict
-from fedhyper.lab.reproduce_plan import EXPERIMENTS, VARIANTS, Planned, Scale, reductions
+from fedhyper.lab.reproduce_plan import EXPERIMENTS, VARIANTS, Planned, Scale, ablation_panel, reductions
 from fedhyper.lab.reproduce_results import LAST, ONE_SEED, SEEDS, Results
 from fedhyper.lab.reproduce_rules import round_seconds
 from fedhyper.lab.tables import spread
@@ -90,24 +90,26 @@ def _tables(planned: Sequence[Planned], results: Results) -> list[str]:
     parts: list[str] = []
     for task in dict.fromkeys(row.task for row in planned):
         rows = [row for row in planned if row.task == task]
-        variants = list(dict.fromkeys(row.variant for row in rows))
         levels = list(dict.fromkeys(row.level for row in rows))
         parts += [f"### {task}", ""]
         if len(levels) > 1:
+            variants = dict.fromkeys(row.variant for row in rows)
             header = ["final accuracy (%)", *(VARIANTS[one].label for one in variants)]
             body = [[level, *(_accuracy(results.final(task, one, level)) for one in variants)] for level in levels]
-        else:
-            header = [
-                "",
-                "runs",
-                "final accuracy (%)",
-                "mean over the first half (%)",
-                "s / round",
-                "MB up, down / round",
-            ]
-            body = [_method_row(task, one, results) for one in variants]
-        parts += [_table(header, body), ""]
+            parts += [_table(header, body), ""]
+            continue
+        parts += [_methods(task, [row for row in rows if not row.ablation], results), ""]
+        extra = ablation_panel(rows)
+        if extra:
+            seeds = {row.seed for row in extra}
+            words = f"Ablations on {task}, seed {', '.join(map(str, sorted(seeds)))} only:"
+            parts += [words, "", _methods(task, extra, results.seeds(seeds)), ""]
     return parts
+
+
+def _methods(task: str, rows: Sequence[Planned], results: Results) -> str:
+    header = ["", "runs", "final accuracy (%)", "mean over the first half (%)", "s / round", "MB up, down / round"]
+    return _table(header, [_method_row(task, one, results) for one in dict.fromkeys(row.variant for row in rows)])
 
 
 def _method_row(task: str, variant: str, results: Results) -> list[str]:

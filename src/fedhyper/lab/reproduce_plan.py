@@ -89,7 +89,7 @@ SETTINGS: dict[Scale, dict[str, dict[str, Any]]] = {
         "fmnist": _SMALL | {"rounds": 50, "subset": 15_000},
         "cifar10": _SMALL | {"rounds": 100, "subset": 20_000, "model": "cnn"},
         "shakespeare": _SMALL | _NATURAL | {
-            "rounds": 100, "local_epochs": 1, "local_lr": 1.0,
+            "rounds": 100, "local_epochs": 1, "local_lr": 0.5,
             "model_options.hidden": 64, "model_options.layers": 1,
         },
     },
@@ -288,6 +288,17 @@ def _row(
         put(values, key, copy.copy(value))
     name = cell_name([("task", task), ("variant", variant), *level.settings.items(), ("seed", seed)])
     return Planned(Cell(name, make_config(values, name)), task, variant, level.name, seed, block.ablation)
+
+
+def ablation_panel(rows: Sequence[Planned]) -> list[Planned]:
+    """The ablations among ``rows``, after what they vary (g-bound-10 after g) and FedAvg, on the same seeds."""
+    extra = [row for row in rows if row.ablation]
+    bases, seeds = {"fedavg", *(row.variant.split("-")[0] for row in extra)}, {row.seed for row in extra}
+    return (
+        [row for row in rows if not row.ablation and row.variant in bases and row.seed in seeds] + extra
+        if extra
+        else []
+    )
 
 
 def reductions(scale: Scale, name: str) -> list[str]:

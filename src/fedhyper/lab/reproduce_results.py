@@ -40,6 +40,10 @@ class Results:
         """The seeds of one cell of the table."""
         return [one.run for one in self.items if (one.task, one.variant, one.level) == (task, variant, level)]
 
+    def seeds(self, seeds: set[int]) -> Results:
+        """Those with one of these seeds: what has one seed is compared on that seed."""
+        return Results([one for one in self.items if one.seed in seeds])
+
     def levels(self, task: str, variant: str) -> list[str]:
         """At which levels the variant was run."""
         return list(dict.fromkeys(one.level for one in self.items if (one.task, one.variant) == (task, variant)))
