@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedhyper.arrays import Array
 from fedhyper.baselines import Constant
-from fedhyper.guard import LossGuard, LossState, clamp
-from fedhyper.schedulers import FedHyperSL, LRState, Rule
+from fedhyper.schedulers import LRState, Rule
 
 
 class PlanState(NamedTuple):
@@ -80,60 +79,3 @@ class Pair:
     def _state(self, glob: LRState, local: LRState) -> PlanState:
         hypergrad = glob.hypergrad if "delta" in self.global_rule.requires else local.hypergrad
         return PlanState(glob.lr, local.lr, False, hypergrad, (glob, local))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Auto:
-    """Learning-rate-free: FedHyper-SL with the cosine in log space, wide bounds, and the loss guard.
-
-        β_t+1 = β_t · exp(κ cos(Δ_t, Δ_t-1)),   or β_t / retreat and back to the last good weights
-
-    Only the product of the two rates moves the model while steps are small, so the budget is one: it starts as
-    global_lr · local_lr, is spent on the local rate, and the global rate is 1.
-    """
-
-    local_lr: float = 0.01
-    global_lr: float = 1.0
-    hyper_lr: float = 0.6
-    bound: float = 1e4
-    retreat: float = 4.0
-    guard: LossGuard = field(default_factory=LossGuard)
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """The aggregate and one scalar."""
-        return frozenset(("delta", "loss"))
-
-    @property
-    def rule(self) -> FedHyperSL:
-        """The rule underneath."""
-        lr = self.local_lr * self.global_lr
-        return FedHyperSL(lr=lr, bound=self.bound, hypergrad="cosine", apply="log", hyper_lr=self.hyper_lr)
-
-    def init(self) -> PlanState:
-        """The whole budget as the local rate."""
-        local = self.rule.init()
-        return PlanState(1.0, local.lr, False, 0.0, (local, self.guard.init()))
-
-    def update(self, state: PlanState, delta: Array, *, loss: float = math.nan, sq_norm: float = math.nan) -> PlanState:
-        """Follow the cosine; when the guard says so, retreat instead."""
-        local, seen = state.parts
-        seen = self.guard.update(seen, loss)
-        if seen.rollback:
-            return self._retreat(local, seen)
-        local = self.rule.update(local, delta)
-        return PlanState(1.0, local.lr, False, local.hypergrad, (local, seen))
-
-    def lost(self, state: PlanState) -> PlanState:
-        """Clients that all return nonsense were sent too high a rate."""
-        return self._retreat(*state.parts)
-
-    def _retreat(self, local: LRState, seen: LossState) -> PlanState:
-        # without `before`: the direction that led here is no longer one to agree with
-        local = LRState(clamp(local.lr / self.retreat, *self.rule.range, keep=local.lr))
-        return PlanState(1.0, local.lr, True, math.nan, (local, seen._replace(rollback=True)))
-
-
-def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:
-    """The plan to use when you do not know the rates: it starts from these and finds its own."""
-    return Auto(local_lr=local_lr, global_lr=global_lr)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from fedhyper.automatic import Auto, Grafted
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.errors import UserError
-from fedhyper.plans import Auto, Pair, Plan
+from fedhyper.plans import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
 from fedhyper.server import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 
@@ -87,7 +88,7 @@ _SL = ("local_bound", *_RATE)
 _CL = (*_SL, "global_term", "epsilon")
 _MOMENTUM = ("momentum",)
 _ADAM = ("beta1", "beta2", "tau")
-_AUTO = ("hyper_lr", "bound", "retreat")
+_AUTO = tuple(f.name for f in fields(Auto) if f.name not in ("local_lr", "global_lr"))
 
 METHODS: dict[str, _Entry] = {
     "fedhyper": _Entry(
@@ -186,6 +187,7 @@ def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any)
             return method
         names, server = _SUFFIXES[suffix]
         settings = {option: options[option] for option in names if option in options}
-        return replace(method, server=server(**settings))
+        made = server(**settings)
+        return replace(method, server=Grafted(made) if isinstance(method.plan, Auto) else made)
     except (ValueError, TypeError) as error:  # a rule says which setting, which value, which cure
         raise UserError(f"method '{name}': {error}") from error

@@ -1,0 +1,180 @@
+"""Learning-rate-free: one plan that ends near a tuned rate from any initial one, from the aggregate and two scalars.
+
+    climb    β ← climb · β          while |Δ_m|²/β² stays what it was: the round is linear, and nothing has been risked
+    follow   β ← β · exp(κ · (h + sharpness·h|h| + drive − brake·p)),     h = cos(Δ_t, Δ_t-1)
+    retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged
+
+p in [0, 1] is how far the smoothed loss lies above its best, in units of what there is to lose: the best itself late in
+a run, the progress since the first round early in it. Without p the cosine wanders off: at rates far too high it is
+noise around 0, and noise does not pull back. docs/results/robustness.md has the roads not taken, with figures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedhyper.arrays import Array, cosine, inner, is_number
+from fedhyper.guard import check_positive, clamp
+from fedhyper.plans import PlanState
+from fedhyper.schedulers import LRState
+from fedhyper.server import Moments, ServerOptimizer
+
+
+class AutoState(NamedTuple):
+    """What ``Auto`` remembers beside the rate and Δ_t-1. Lengths are ln(|Δ_m|²/β²)."""
+
+    climbing: bool = True
+    seen: int = 0  # rounds that were believed
+    length: float = math.nan  # its mean over the rounds that were linear
+    flat: float = 1.0  # the newest length against that mean, as a ratio
+    first: float = math.nan  # the first round's loss
+    smooth: float = math.nan  # the loss, exponentially smoothed
+    best: float = math.inf  # the lowest smoothed one
+    returned: bool = False  # whether the round before was a retreat
+    ceiling: float = math.inf  # a rate that did damage, less a little; forgotten slowly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """Learning-rate-free: climb, follow, retreat (see above). The initial rates are where it starts, if that is low.
+
+    Only the product of the two rates moves the model while steps are small, so there is one budget: it starts as
+    min(global_lr · local_lr, probe), is spent on the local rate, and the global rate is 1. A run that starts high may
+    be past saving after one round (dead ReLUs keep a loss of ln 10), so no start is believed above ``probe``.
+
+    probe      highest rate of the first round
+    climb      factor a round while the clients' rounds are linear
+    saturated  two rounds in a row with |Δ_m|²/β² below this share of its mean end the climb
+    hyper_lr   κ, step size in log space
+    sharpness  a high cosine is rare under noise and counts more: h + sharpness·h|h|
+    drive      under noise the greedy rate (h = 0) is below the best one
+    brake      weight of the loss against the cosine
+    smoothing  weight of the newest loss in the smoothed one
+    slack      share of the first loss that is taken for noise
+    retreat    divisor after damage
+    bound      the rate stays within [start/bound, start·bound]
+    """
+
+    local_lr: float = 0.01
+    global_lr: float = 1.0
+    probe: float = 1e-3
+    climb: float = 3.0
+    saturated: float = 0.5
+    hyper_lr: float = 0.2
+    sharpness: float = 3.0
+    drive: float = 0.1
+    brake: float = 2.0
+    smoothing: float = 0.3
+    slack: float = 0.2
+    retreat: float = 2.0
+    bound: float = 1e6
+
+    def __post_init__(self) -> None:
+        for name in ("local_lr", "global_lr", "probe", "hyper_lr"):
+            check_positive(name, getattr(self, name))
+        for name in ("climb", "retreat", "bound"):
+            value = getattr(self, name)
+            if not (is_number(value) and 1 <= value < math.inf):
+                raise ValueError(f"{name} is a factor and must be at least 1, got {value!r}; 1 switches it off")
+        for name in ("saturated", "smoothing", "slack"):
+            value = getattr(self, name)
+            if not (is_number(value) and 0 < value <= 1):
+                raise ValueError(f"{name} is a share and must be in (0, 1], got {value!r}")
+        for name in ("sharpness", "drive", "brake"):
+            value = getattr(self, name)
+            if not (is_number(value) and 0 <= value < math.inf):
+                raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}; 0 switches it off")
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """The aggregate and two scalars."""
+        return frozenset(("delta", "loss", "sq_norm"))
+
+    @property
+    def start(self) -> float:
+        """The first round's local rate."""
+        return min(self.local_lr * self.global_lr, self.probe)
+
+    def init(self) -> PlanState:
+        """The whole budget as the local rate."""
+        return PlanState(1.0, self.start, False, 0.0, (LRState(self.start), AutoState()))
+
+    def update(self, state: PlanState, delta: Array, *, loss: float = math.nan, sq_norm: float = math.nan) -> PlanState:
+        """Climb, follow or retreat."""
+        rate, seen = state.parts
+        first = seen.first if seen.seen else loss
+        damaged = seen.seen > 0 and not seen.returned and loss - seen.best > self._stake(seen.best, first)
+        if damaged or not (math.isfinite(loss) and 0 <= sq_norm < math.inf):
+            return self.lost(state)
+        length = math.log(sq_norm) - 2 * math.log(rate.lr) if sq_norm else seen.length
+        flat = math.exp(min(length - seen.length, 700.0)) if math.isfinite(seen.length) and sq_norm else 1.0
+        if seen.climbing and seen.flat < 1 and flat > self.climb:  # it flattened and now shoots up: clients diverge
+            return self.lost(state)
+
+        # p = (smooth − best) / stake
+        smooth = (1 - self.smoothing) * seen.smooth + self.smoothing * loss if seen.seen else loss
+        best = min(seen.best, smooth)
+        stake = self._stake(best, first)
+        p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
+        h = float(cosine(delta, rate.before))
+        saturated = flat < self.saturated
+        climbing = (
+            seen.climbing and not (saturated and seen.flat < self.saturated) and smooth >= (1 - self.slack) * first
+        )
+        if climbing:  # one saturated round may be an odd cohort: wait for the next
+            factor = 1.0 if saturated else self.climb
+        else:
+            factor = math.exp(self.hyper_lr * (h + self.sharpness * h * abs(h) + self.drive - self.brake * p))
+        ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
+        lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
+
+        n = seen.seen
+        if not math.isfinite(seen.length) or flat > self.climb:  # nothing yet, or too small for the dtype until now
+            mean = length
+        else:
+            mean = (n * seen.length + length) / (n + 1) if climbing and not saturated else seen.length
+        before = delta if math.isfinite(h) else rate.before  # a direction that cannot be used poisons nothing
+        parts = (LRState(lr, before, h), AutoState(climbing, n + 1, mean, flat, first, smooth, best, False, ceiling))
+        return PlanState(1.0, lr, False, h, parts)
+
+    def _stake(self, best: float, first: float) -> float:
+        """What there is to lose: the best loss, or what has been gained so far; at least the noise."""
+        return max(min(best, first - best), self.slack * first)
+
+    def lost(self, state: PlanState) -> PlanState:
+        """Retreat: to the last good weights, which are then believed whatever their loss, at a lower rate."""
+        rate, seen = state.parts
+        # without `before`: the direction that led here is no longer one to agree with
+        rate = LRState(clamp(rate.lr / self.retreat, self.start / self.bound, math.inf, keep=rate.lr))
+        seen = seen._replace(climbing=False, returned=True, ceiling=rate.lr * math.sqrt(self.retreat))
+        return PlanState(1.0, rate.lr, True, math.nan, (rate, seen))
+
+
+@dataclass(frozen=True)
+class Grafted:
+    """The direction of ``inner`` at the length of Δ: momentum and Adam under ``Auto``.
+
+        direction = |Δ| / |inner(Δ)| · inner(Δ)
+
+    Adam's direction has no unit and momentum's is 1/(1 − μ) times too long, so the budget that Auto finds would mean
+    something else under each. (Agarwal et al., *Learning Rate Grafting*, 2020.)
+    """
+
+    inner: ServerOptimizer
+
+    def init(self) -> Moments:
+        """That of the inner one."""
+        return self.inner.init()
+
+    def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
+        """The rescaled direction, and the inner one's next state."""
+        direction, state = self.inner.update(state, delta)
+        length = inner(direction, direction) ** 0.5
+        return direction * float(inner(delta, delta) ** 0.5 / length if length > 0 else 0.0), state
+
+
+def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:
+    """The plan to use when you do not know the rates: it starts from these, or lower, and finds its own."""
+    return Auto(local_lr=local_lr, global_lr=global_lr)
