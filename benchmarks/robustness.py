@@ -1,0 +1,214 @@
+"""How far from a tuned run a method ends, from every pair of initial rates: 5 local × 5 global ones.
+
+    python benchmarks/robustness.py --smoke                      2 × 2 cells on digits, under two minutes
+    python benchmarks/robustness.py                              digits, everything below, resumable
+    python benchmarks/robustness.py --tasks fmnist --subset 6000 --methods fedavg fedhyper --cells row
+    python benchmarks/robustness.py --tables                     only rewrite the tables from the cells that are there
+
+A cell is one run: method, local rate, global rate, seed. Each leaves one JSON file in --out, and a cell whose file is
+there is not run again, so stopping costs at most the cell at work. Equal rounds and local work for all methods.
+fedavg, fedhyper and fedhyper-g+cl run on --seeds seeds, every other method on one. A cell's score is the accuracy
+averaged over the last five rounds: on 360 test images one round alone says little; ``final`` is in the files, too.
+tables.md and heatmaps.json in --out are what docs/results/robustness.md is made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedhyper.sim.methods import make_method
+from fedhyper.sim.models import make_model
+from fedhyper.sim.partition import make_partition
+from fedhyper.sim.rounds import Simulation
+from fedhyper.sim.tasks import Task, load_task
+
+LOCAL = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+GLOBAL = (0.1, 0.5, 1.0, 2.0, 10.0)
+MAIN = ("fedavg", "fedhyper", "fedhyper-g+cl")
+OTHERS = (
+    *("fedhyper-g", "fedhyper-sl", "fedhyper-cl", "fedexp", "fedadam", "fedyogi", "fedadagrad", "fedavgm"),
+    *("decay-g", "decay-sl", "local-adam", "fedprox", "delta-sgd", "fedsps"),
+)
+
+
+class Setting(NamedTuple):
+    """A task, and how a round goes."""
+
+    task: str
+    model: str
+    rounds: int
+    clients: int
+    batch_size: int
+    options: dict[str, Any]
+    kind: str = "dirichlet"
+    clients_per_round: int = 10
+    local_epochs: int = 1
+    local_steps: int = 0
+
+
+SETTINGS = {
+    "digits": Setting("digits", "mlp", 60, 30, 16, {}),
+    "digits-logistic": Setting("digits", "logistic", 60, 30, 16, {}),
+    "mnist": Setting("mnist", "cnn", 50, 100, 64, {}),
+    "fmnist": Setting("fmnist", "cnn", 50, 100, 64, {}),
+    "cifar10": Setting("cifar10", "resnet18", 100, 100, 64, {"width": 8}),
+    "shakespeare": Setting("shakespeare", "lstm", 100, 100, 32, {"hidden": 64, "layers": 1}, "natural", local_steps=20),
+}
+
+
+class Cell(NamedTuple):
+    """One run."""
+
+    setting: str
+    method: str
+    local_lr: float
+    global_lr: float
+    seed: int
+
+    def file(self, out: Path) -> Path:
+        """Where its result is kept."""
+        return out / self.setting / self.method / f"{self.local_lr:g}x{self.global_lr:g}-seed{self.seed}.json"
+
+
+@cache
+def _task(name: str, subset: int | None) -> Task:
+    return load_task(name, subset=subset)
+
+
+def run(cell: Cell, subset: int | None) -> dict[str, Any]:
+    """Train one cell; accuracies are fractions."""
+    s = SETTINGS[cell.setting]
+    task = _task(s.task, subset)
+    groups = {"groups": task.groups} if s.kind == "natural" else {"concentration": 0.5}
+    simulation = Simulation(
+        task=task,
+        partition=make_partition(s.kind, task.train_y.numpy(), s.clients, seed=cell.seed, **groups),
+        model=make_model(s.model, task.shape, task.classes, seed=cell.seed, tokens=task.tokens, **s.options),
+        method=make_method(cell.method, local_lr=cell.local_lr, global_lr=cell.global_lr),
+        clients_per_round=s.clients_per_round,
+        local_epochs=s.local_epochs,
+        local_steps=s.local_steps,
+        batch_size=s.batch_size,
+        seed=cell.seed,
+    )
+    started = time.process_time()
+    every = max(s.rounds // 10, 1)
+    records = [simulation.run_round(evaluate=t % every == 0 or t > s.rounds - 5) for t in range(1, s.rounds + 1)]
+    simulation.close()
+    return {
+        **cell._asdict(),
+        "subset": subset,
+        "rounds": s.rounds,
+        "score": statistics.fmean(r["accuracy"] for r in records[-5:]),
+        "final": records[-1]["accuracy"],
+        "curve": [[r["round"], r["accuracy"]] for r in records if r["accuracy"] is not None],
+        "local_lr_curve": [r["local_lr"] for r in records],
+        "rollbacks": sum(r["rollback"] for r in records),
+        "cpu_seconds": time.process_time() - started,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+
+
+def cells(args: argparse.Namespace) -> Iterator[Cell]:
+    """The protocol, in the order that fills the tables soonest: one seed of everything, then the others."""
+    local, global_ = {
+        "grid": (LOCAL, GLOBAL),
+        "row": (LOCAL, (1.0,)),
+        "smoke": ((1e-3, 1e-1), (1.0, 2.0)),
+    }[args.cells]
+    for seed in range(args.seeds):
+        for setting in args.tasks:
+            for method in args.methods:
+                if seed == 0 or method in MAIN:
+                    yield from (Cell(setting, method, b, a, seed) for b in local for a in global_)
+
+
+def tables(out: Path) -> None:
+    """tables.md and heatmaps.json from whatever cells are there."""
+    done = [json.loads(file.read_text()) for file in sorted(out.glob("*/*/*.json"))]
+    lines, heatmaps = [], []
+    for setting in dict.fromkeys(r["setting"] for r in done):
+        summary = []
+        maps = {}
+        for method in dict.fromkeys(r["method"] for r in done if r["setting"] == setting):
+            mine = [r for r in done if (r["setting"], r["method"]) == (setting, method)]
+            grid: dict[tuple[float, float], list[float]] = {}
+            for r in mine:
+                grid.setdefault((r["local_lr"], r["global_lr"]), []).append(100 * r["score"])
+            means = {cell: statistics.fmean(scores) for cell, scores in grid.items()}
+            maps[method] = means
+            seeds = sorted({len(scores) for scores in grid.values()})
+            summary.append(
+                (min(means.values()), method, means, "–".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))))
+            )
+            heatmaps += [
+                {"setting": setting, "method": method, "local_lr": b, "global_lr": a, "accuracy": value / 100}
+                for (b, a), value in means.items()
+            ]
+        lines += [
+            f"## {setting}",
+            "",
+            "| method | cells | seeds | worst | mean | best | at |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for worst, method, means, seeds_ in sorted(summary, reverse=True):
+            top = max(means, key=means.__getitem__)
+            mean = statistics.fmean(means.values())
+            at = f"{top[0]:g} × {top[1]:g}"
+            lines.append(f"| {method} | {len(means)} | {seeds_} | {worst:.1f} | {mean:.1f} | {means[top]:.1f} | {at} |")
+        lines.append("")
+        for method in (m for m in MAIN if m in maps):
+            columns = sorted({a for _, a in maps[method]})
+            lines += [f"{method}, local rate down, global rate across", ""]
+            lines += ["| |" + "".join(f" {a:g} |" for a in columns), "|---|" + "---|" * len(columns)]
+            for b in sorted({b for b, _ in maps[method]}):
+                row = [maps[method].get((b, a)) for a in columns]
+                lines.append(f"| {b:g} |" + "".join(" – |" if v is None else f" {v:.1f} |" for v in row))
+            lines.append("")
+    (out / "tables.md").write_text("\n".join(lines), encoding="utf-8")
+    (out / "heatmaps.json").write_text(json.dumps(heatmaps, indent=1), encoding="utf-8")
+    print("\n".join(lines))
+
+
+def main() -> None:
+    """Run what is missing, then write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["digits", "digits-logistic"], choices=list(SETTINGS))
+    parser.add_argument("--methods", nargs="+", default=[*MAIN, *OTHERS], choices=[*MAIN, *OTHERS])
+    parser.add_argument("--cells", default="grid", choices=["grid", "row"], help="all 25, or the five at global rate 1")
+    parser.add_argument("--seeds", type=int, default=3, help="of the main methods")
+    parser.add_argument("--subset", type=int, default=None, help="number of training examples (default: all)")
+    parser.add_argument("--out", type=Path, default=Path("runs/robustness"))
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    args = parser.parse_args()
+    if args.smoke:
+        args.tasks, args.methods, args.cells, args.seeds = ["digits"], list(MAIN[:2]), "smoke", 1
+        args.out = args.out / "smoke"
+    torch.set_num_threads(1)
+    todo = [] if args.tables else [cell for cell in cells(args) if not cell.file(args.out).exists()]
+    for i, cell in enumerate(todo, 1):
+        result = run(cell, args.subset)
+        file = cell.file(args.out)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(result), encoding="utf-8")
+        os.replace(part, file)
+        print(f"{i}/{len(todo)} {' '.join(map(str, cell))}: {100 * result['score']:.1f} %", flush=True)
+    tables(args.out)
+
+
+if __name__ == "__main__":
+    main()
