@@ -45,6 +45,7 @@ def test_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_kill_9_often(tmp_path: Path) -> None:
     check_kills(drive(tmp_path, "kill", 100))
 
@@ -54,6 +55,7 @@ def test_sigint_and_sigterm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_sigint_and_sigterm_often(tmp_path: Path) -> None:
     check_signals(drive(tmp_path, "signal", 100))
 

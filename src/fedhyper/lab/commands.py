@@ -191,17 +191,24 @@ def sweep(
 
 
 def print_table(paths: Sequence[Path]) -> None:
-    """The headline table of all runs under ``paths``."""
-    from fedhyper.lab.tables import headline_table
+    """The headline table of all runs under ``paths``; on a terminal without the columns on cost, which need width."""
+    from fedhyper.lab.groups import make_groups
+    from fedhyper.lab.records import load_runs
+    from fedhyper.lab.tables import COLUMNS, headline_rows, headline_table
 
-    table = headline_table(paths, "md")
     if not sys.stdout.isatty():
-        print(table)
+        print(headline_table(paths, "md"))
         return
     from rich.console import Console
-    from rich.markdown import Markdown
+    from rich.table import Table
+    from rich.text import Text
 
-    Console().print(Markdown(table))
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for i, heading in enumerate(COLUMNS[:5]):
+        table.add_column(heading, justify="right" if i else "left", overflow="fold")
+    for row in headline_rows(make_groups(load_runs(paths))):
+        table.add_row(*(Text(cell) for cell in row.cells[:5]), style="bold" if row.best else None)
+    Console().print(table)
 
 
 @app.command()

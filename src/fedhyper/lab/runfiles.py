@@ -42,6 +42,7 @@ class RunDirectory:
         self.path = Path(path)
         self.metrics_bytes = 0
         self._metrics = -1
+        self._new = not self.path.exists()
         with storage(self.path):
             _refuse_foreign(self.path)
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -62,8 +63,8 @@ class RunDirectory:
         self._metrics = self._lock = -1
 
     def abandon(self) -> None:
-        """Close it; a directory in which no run was started is taken back."""
-        if not (self.path / "config.toml").exists():
+        """Close it; a directory that was made for a run which then was not started is taken back."""
+        if self._new and not (self.path / "config.toml").exists():
             with contextlib.suppress(OSError):
                 (self.path / ".lock").unlink()
                 (self.path / "checkpoint").rmdir()

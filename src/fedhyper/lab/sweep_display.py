@@ -53,6 +53,8 @@ class SweepQuiet:
     def left(self) -> str:
         """How long the rest will take, from how long what was done took."""
         here = self.done - self.skipped + self.partly
+        if self.done >= self.total:
+            return "0 s"
         if here < 0.05:
             return "?"
         return duration((time.monotonic() - self.started) / here * max(0.0, self.total - self.skipped - here))
