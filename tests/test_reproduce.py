@@ -343,17 +343,18 @@ def test_estimate_grows_with_the_work() -> None:
     assert estimate([], jobs=None, device="cpu").seconds == 0
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("reproduce")
+def test_smoke(tmp_path: Path) -> None:
+    """Three experiments as a user runs them. One test, for with two workers a shared fixture would run them twice."""
     for name in SMOKE:
-        assert reproduce(name, "smoke", root / "runs", pages=root / "pages", quiet=True) == 0
-    return root
+        assert reproduce(name, "smoke", tmp_path / "runs", pages=tmp_path / "pages", quiet=True) == 0
+        check_everything_is_written(tmp_path, name)
+    check_the_same_command_goes_on(tmp_path / "runs")
+    check_runs_are_shared(tmp_path / "runs")
+    check_pages_alone(tmp_path / "runs")
 
 
-@pytest.mark.parametrize("name", SMOKE)
-def test_smoke_writes_everything(smoke: Path, name: str) -> None:
-    out = smoke / "runs" / name / "smoke"
+def check_everything_is_written(root: Path, name: str) -> None:
+    out = root / "runs" / name / "smoke"
     page = (out / "page.md").read_text()
     verdict = json.loads((out / "verdicts.json").read_text())
     assert verdict["done"] == verdict["planned"] == len(plan(name, "smoke"))
@@ -363,15 +364,16 @@ def test_smoke_writes_everything(smoke: Path, name: str) -> None:
     for stem in figures:
         assert f"(figures/{stem}.svg)" in page
         assert all((out / "figures" / f"{stem}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
-        assert (smoke / "pages" / name / f"{stem}.svg").is_file()
+        assert (root / "pages" / name / f"{stem}.svg").is_file()
     assert (out / "report-digits.html").read_text().startswith("<!doctype html>")
-    assert f"]({name}/" in (smoke / "pages" / f"{name}.md").read_text()
-    assert str(smoke) not in page, "a page must not name this machine's directories"
-    assert f"[{name}]({name}.md)" in (smoke / "pages" / "README.md").read_text()
+    assert f"]({name}/" in (root / "pages" / f"{name}.md").read_text()
+    assert str(root) not in page, "a page must not name this machine's directories"
+    assert f"[{name}]({name}.md)" in (root / "pages" / "README.md").read_text()
 
 
-def test_the_same_command_skips_what_is_done_and_repairs_what_is_not(smoke: Path) -> None:
-    job = make_jobs("fig-compose", "smoke", smoke / "runs")[0]
+def check_the_same_command_goes_on(runs: Path) -> None:
+    """What is done is skipped, what is not is repaired."""
+    job = make_jobs("fig-compose", "smoke", runs)[0]
     assert job.pending == []
     cell = job.out / "cells" / job.planned[0].cell.name
     before = (cell / "metrics.jsonl").read_bytes()
@@ -379,27 +381,29 @@ def test_the_same_command_skips_what_is_done_and_repairs_what_is_not(smoke: Path
     assert job.pending == job.planned[:1]
     untouched = job.out / "cells" / job.planned[1].cell.name / "metrics.jsonl"
     stamp = untouched.stat().st_mtime_ns
-    assert reproduce("fig-compose", "smoke", smoke / "runs", quiet=True) == 0
+    assert reproduce("fig-compose", "smoke", runs, quiet=True) == 0
     assert (cell / "metrics.jsonl").read_bytes() == before
     assert untouched.stat().st_mtime_ns == stamp
 
 
-def test_runs_are_shared_between_experiments(smoke: Path, tmp_path: Path) -> None:
-    job = make_jobs("fig-g", "smoke", smoke / "runs")[0]
+def check_runs_are_shared(runs: Path) -> None:
+    job = make_jobs("fig-g", "smoke", runs)[0]
     shared = {row.cell.name for row in plan("fig-compose", "smoke")} & {row.cell.name for row in job.planned}
     assert len(shared) >= 2
-    assert borrow(job, smoke / "runs") == len(shared)
+    assert borrow(job, runs) == len(shared)
     assert len(job.pending) == len(job.planned) - len(shared)
-    assert borrow(job, smoke / "runs") == 0
+    assert borrow(job, runs) == 0
+    # fig-robust has the same names but other rounds, and must not lend
+    other = make_jobs("fig-combine", "smoke", runs)[0]
+    assert borrow(other, runs) == 1
 
 
-def test_pages_alone(smoke: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = smoke / "runs" / "fig-robust" / "smoke" / "page.md"
+def check_pages_alone(runs: Path) -> None:
+    page = runs / "fig-robust" / "smoke" / "page.md"
     page.unlink()
     with pytest.raises(SystemExit) as ended:
-        main(["reproduce", "fig-robust", "--no-run", "--out", str(smoke / "runs")])
+        main(["reproduce", "fig-robust", "--no-run", "--out", str(runs)])
     assert ended.value.code == 0
-    assert page.is_file()
     assert "21 of 21 runs" in page.read_text()
 
 
