@@ -194,6 +194,7 @@ def test_the_reply_has_what_the_server_reads() -> None:
         "num-examples": 10,
         "f1": 0.2,
         "fedhyper.loss": 0.7,
+        "fedhyper.sq-norm": 0.0,
         "fedhyper.round": 3,
         "fedhyper.partition": 4,
     }

@@ -17,9 +17,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedhyper.flower.gram import sq_distance
+from fedhyper.flower.losses import SQ_NORM
 from fedhyper.flower.nodes import ACTION, ANSWER
 from fedhyper.flower.records import Arrays, pack, views
-from fedhyper.flower.replies import PREFIX
+from fedhyper.flower.replies import PREFIX, without_ours
 from fedhyper.flower.strategy import CLIENT, DELTA, LOCAL_LR
 from fedhyper.guard import clamp
 
@@ -104,7 +106,7 @@ def _delta(model: nn.Module, message: Message, context: Context | None, global_l
 
 def _kept_difference(message: Message, context: Context, global_lr: float) -> Arrays | None:
     """Only the weights of the very last round will do; then keep the newest for the next one."""
-    newest = next(iter(message.content.array_records.values()))
+    newest = next(iter(without_ours(dict(message.content.array_records.items())).values()))
     server_round = int(_config(message).get("server-round", 0))  # type: ignore[arg-type]
     named = None
     kept = context.state.config_records.get(_KEPT_ROUND)
@@ -132,12 +134,15 @@ def _match(model: nn.Module, named: Arrays) -> list[Tensor] | None:
 def train_reply(
     message: Message, model: nn.Module, *, examples: int, loss: float, context: Context | None = None, **metrics: float
 ) -> Message:
-    """The reply of a training round: the model, its weight, and ``loss``, that of the first batch, for the guard.
+    """The reply of a training round: the model, its weight, |Δ_m|², and ``loss``, that of the first batch.
 
     ``metrics`` are yours and are averaged by the inner strategy. ``context`` adds the partition, by which the server
     puts replies in order.
     """
-    ours: dict[str, int | float] = {f"{PREFIX}loss": float(loss)}
+    sent = views(next(iter(without_ours(dict(message.content.array_records.items())).values())))
+    trained = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
+    moved = sq_distance(sent, trained, [name for name in trained if name in sent])
+    ours: dict[str, int | float] = {f"{PREFIX}loss": float(loss), SQ_NORM: moved}
     if isinstance(server_round := _config(message).get("server-round"), int):
         ours[f"{PREFIX}round"] = server_round
     if context is not None and isinstance(partition := context.node_config.get("partition-id"), int):

@@ -1,16 +1,28 @@
-"""The loss that the guard watches, from whatever clients report."""
+"""The two scalars that a schedule may read beside the aggregate, from whatever clients report."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flwr.app import MetricRecord
-
-from fedhyper.flower.replies import PREFIX, Reply
+from fedhyper.flower.replies import PREFIX
 
 # The loss of the first batch, at the weights that were sent, is the newest word on those weights. A stock client
 # reports its mean training loss; that sees a bad rate a round earlier and bad weights just as well.
 KEYS = (f"{PREFIX}loss", "loss", "train_loss", "train-loss")
+SQ_NORM = f"{PREFIX}sq-norm"  # |Δ_m|², reported by train_reply
+
+
+def reported(key: str, rows: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> float:
+    """Σ p_m x_m of a metric, or NaN unless everybody reports it as a number of at least 0."""
+    total = 0.0
+    for row, weight in zip(rows, weights, strict=True):
+        value = row.get(key)
+        if not (isinstance(value, (int, float)) and value >= 0):
+            return math.nan
+        total += value * weight
+    return total / sum(weights)
 
 
 class Losses:
@@ -24,10 +36,8 @@ class Losses:
         self._key: str | None = None  # "": there is none
         self._last = 0.0
 
-    def mean(self, replies: list[Reply], metrics: MetricRecord | None, *, aggregate_only: bool) -> float:
-        """Σ p_m loss_m. With ``aggregate_only`` the inner strategy has averaged it."""
-        rows: list[dict[str, Any]] = [dict(metrics or {})] if aggregate_only else [reply.metrics for reply in replies]
-        weights = [1.0] if aggregate_only else [reply.weight for reply in replies]
+    def mean(self, rows: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> float:
+        """Σ p_m loss_m over the clients' metrics; one row, where only their average is to be seen."""
         if self._key is None:
             present = [key for key in KEYS if all(isinstance(row.get(key), (int, float)) for row in rows)]
             self._key = present[0] if present else ""

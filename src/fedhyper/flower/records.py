@@ -56,12 +56,13 @@ def views(record: Mapping[str, Array]) -> Arrays:
 
 
 def finite(array: NDArray[Any]) -> bool:
-    """Whether every number is finite; a finite sum proves it in one pass and no memory."""
-    if array.dtype.kind != "f" or array.size == 0:
+    """Whether every number is finite; a finite sum of squares proves it, faster than looking at each."""
+    if array.dtype.kind != "f":
         return True
+    flat = array.ravel(order="K")
     with np.errstate(over="ignore", invalid="ignore"):
-        quick = array.sum(dtype=np.float32 if array.dtype == np.float16 else None)
-        return bool(np.isfinite(quick)) or bool(np.isfinite(array).all())
+        quick = flat.dot(flat) if flat.dtype != np.float16 else np.nan
+        return bool(np.isfinite(quick)) or bool(np.isfinite(flat).all())
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,13 @@ class Layout:
                 return f"array {name!r} is {arrays[name].dtype}, expected {self.dtypes[name]}"
         return None
 
-    def delta(self, before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]) -> Vector:
-        """Δ = before − after over the trained arrays, as one vector."""
+    def delta(
+        self, before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]], out: Vector | None = None
+    ) -> Vector:
+        """Δ = before − after over the trained arrays, as one vector; written into ``out`` if that is given."""
         dtype = np.result_type(np.float32, *(self.dtypes[name] for name in self.trained))
         sizes = [math.prod(self.shapes[name]) for name in self.trained]
-        flat: Vector = np.empty(sum(sizes), dtype)
+        flat: Vector = np.empty(sum(sizes), dtype) if out is None else out
         start = 0
         for name, size in zip(self.trained, sizes, strict=True):
             piece = flat[start : start + size].reshape(self.shapes[name])

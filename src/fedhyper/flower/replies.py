@@ -93,7 +93,7 @@ def _read(message: Message, expected: Expected) -> Reply:
             raise ValueError(f"it answers round {metrics[key]}, this is round {expected.server_round}")
     if expected.layout is None:
         return Reply(message, node, weight, {}, metrics)
-    array_records = _ours_removed(dict(message.content.array_records.items()))
+    array_records = without_ours(dict(message.content.array_records.items()))
     if len(array_records) != 1:
         raise ValueError(f"{len(array_records)} array records, expected 1")
     arrays = views(next(iter(array_records.values())))
@@ -105,7 +105,8 @@ def _read(message: Message, expected: Expected) -> Reply:
     return Reply(message, node, weight, arrays, metrics)
 
 
-def _ours_removed(records: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
+def without_ours(records: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
+    """The app's own array records."""
     return {key: record for key, record in records.items() if not key.startswith(PREFIX)}
 
 
@@ -147,7 +148,7 @@ def _majority(signatures: list[tuple[tuple[str, int], ...]]) -> tuple[tuple[str,
 def _strip(reply: Reply, layout: Layout, weight_key: str) -> None:
     """One array record in the model's own order (two strategies of Flower pair arrays by position), one of metrics."""
     content = reply.message.content
-    [(arrays_key, record)] = _ours_removed(dict(content.array_records.items())).items()
+    [(arrays_key, record)] = without_ours(dict(content.array_records.items())).items()
     [metrics_key] = [key for key in content.metric_records if not key.startswith(PREFIX)]
     shown = {k: v for k, v in content.metric_records[metrics_key].items() if not k.startswith(PREFIX)}
     shown[weight_key] = reply.weight

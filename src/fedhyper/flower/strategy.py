@@ -11,6 +11,7 @@ entries ``local-lr`` and ``lr``. NumPy is all the server needs.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +22,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedhyper.arrays import inner as inner_product
+from fedhyper.automatic import Auto
 from fedhyper.errors import TrainingStopped, UserError
+from fedhyper.flower import gram
 from fedhyper.flower import inner as known
-from fedhyper.flower.losses import Losses
+from fedhyper.flower.losses import SQ_NORM, Losses, reported
 from fedhyper.flower.nodes import OrderedGrid, Roster, seeded
 from fedhyper.flower.records import Arrays, Layout, Trainable, Vector, finite, mean, pack, views
 from fedhyper.flower.replies import PREFIX, Expected, Refusal, Reply, sift
@@ -93,6 +95,7 @@ class FedHyper(Strategy):
         self._roster = Roster(nodes, wait)
         self._losses = Losses()
         self._layout: Layout | None = None
+        self._spare: Vector | None = None  # memory of a delta that is no longer needed
         self._good: ArrayRecord | None = None
         self._asked: list[int] = []
         self._idle = 0
@@ -185,6 +188,8 @@ class FedHyper(Strategy):
         believed, errors = self._believe(server_round, list(replies))
         arrays, metrics, fate = self._step(server_round, believed, errors) if believed else (None, None, "idle")
         self._idle = self._idle + 1 if fate == "idle" else 0
+        if fate == "idle":
+            self.state = self.plan.lost(self.state)  # clients that all return nonsense were sent too high a rate
         record = {
             "round": server_round,
             "global_lr": float(self.state.global_lr),
@@ -235,28 +240,44 @@ class FedHyper(Strategy):
         steps = known.steps(self.strategy) and not self.aggregate_only
         raw = self._mean(believed, self.layout.shapes) if steps else None  # now: FedMedian empties the replies it reads
         counters = {} if self.aggregate_only else self._largest(believed)
-        sq_norm = self._sq_norm(before, believed) if "sq_norm" in self.plan.requires else float("nan")
+        sq_norms = self._sq_norms(before, believed)
         memory = known.memory(self.strategy)
         record, metrics = self.strategy.aggregate_train(server_round, [reply.message for reply in believed] + errors)
         after = None if record is None else views(record)
         if after is None or not self._usable(after):
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
-        delta = self.layout.delta(before, after if raw is None else raw)
-        loss = self._losses.mean(believed, metrics, aggregate_only=self.aggregate_only)
-        state = self.plan.update(self.state, delta, loss=loss, sq_norm=sq_norm)
+        delta = self.layout.delta(before, after if raw is None else raw, self._spare)
+        hidden = [dict(metrics or {})] if self.aggregate_only else None
+        rows, weights = hidden or [reply.metrics for reply in believed], [reply.weight for reply in believed]
+        loss = self._losses.mean(rows, weights[: len(rows)])
+        sq_norm = reported(SQ_NORM, rows, weights[: len(rows)]) if sq_norms is None else sq_norms
+        if gram.knows(self.plan):
+            state = gram.update(self.plan, self.state, delta, self.delta, loss=loss, sq_norm=sq_norm)
+        else:
+            state = self.plan.update(self.state, delta.copy(), loss=loss, sq_norm=sq_norm)
         if state.rollback:
             _log.warning("fedhyper: loss %g in round %d; back to the last good weights", loss, server_round)
             known.remember(self.strategy, {})
             self.state, self.delta = state, None
             return self._good, metrics, "rollback"
         buffers = after if raw is None else raw
-        new = self._applied(before, after, buffers | counters, float(state.global_lr), record)
+        step = None if raw is not None else self.layout.named(delta)
+        rate = float(state.global_lr) * (self._graft(before, after, delta) if raw is not None else 1.0)
+        new = self._applied(before, after, buffers | counters, rate, step, record)
         if new is None:
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
-        self.state, self.delta, self._good = state, delta, self._sent
+        self.state, self._good = state, self._sent
+        self._spare, self.delta = self.delta, delta
         return new, metrics, "step"
+
+    def _graft(self, before: Arrays, after: Arrays, delta: Vector) -> float:
+        """Under auto, whose budget is in lengths of Δ, a server optimizer gives the direction and Δ the length."""
+        if not isinstance(self.plan, Auto):
+            return 1.0
+        length = math.sqrt(gram.sq_distance(before, after, self.layout.trained))
+        return math.sqrt(gram.products(delta, None)[1]) / length if length > 0 else 0.0
 
     def _mean(self, believed: list[Reply], names: Iterable[str]) -> Arrays:
         return mean([reply.arrays for reply in believed], [reply.weight for reply in believed], names)
@@ -266,14 +287,15 @@ class FedHyper(Strategy):
         whole = [name for name, dtype in self.layout.dtypes.items() if dtype.kind in "iub"]
         return {name: np.maximum.reduce([reply.arrays[name] for reply in believed]) for name in whole}
 
-    def _sq_norm(self, before: Arrays, believed: list[Reply]) -> float:
-        """Σ p_m |Δ_m|², which FedExP reads."""
+    def _sq_norms(self, before: Arrays, believed: list[Reply]) -> float | None:
+        """Σ p_m |Δ_m|², which auto and FedExP read; None where clients report it, or replies are masked."""
+        if "sq_norm" not in self.plan.requires:
+            return math.nan
+        if self.aggregate_only or all(SQ_NORM in reply.metrics for reply in believed):
+            return None
         total = sum(reply.weight for reply in believed)
-        norms = []
-        for reply in believed:
-            delta = self.layout.delta(before, reply.arrays)
-            norms.append(reply.weight / total * float(inner_product(delta, delta)))
-        return sum(norms)
+        trained = self.layout.trained
+        return sum(reply.weight / total * gram.sq_distance(before, reply.arrays, trained) for reply in believed)
 
     def _usable(self, after: Arrays) -> bool:
         """Whether the inner strategy gave back a model of this shape, all of it finite."""
@@ -283,9 +305,18 @@ class FedHyper(Strategy):
         )
 
     def _applied(
-        self, before: Arrays, after: Arrays, buffers: Arrays, global_lr: float, record: ArrayRecord | None
+        self,
+        before: Arrays,
+        after: Arrays,
+        buffers: Arrays,
+        global_lr: float,
+        step: Arrays | None,
+        record: ArrayRecord | None,
     ) -> ArrayRecord | None:
-        """w − α (w − w_inner) for what is trained, the average for what is not; None when that overflows."""
+        """w − α (w − w_inner) for what is trained, the average for what is not; None when that overflows.
+
+        ``step`` is w − w_inner where it is already there.
+        """
         arrays = {}
         for name, dtype in self.layout.dtypes.items():
             if name not in self.layout.trained:
@@ -294,7 +325,8 @@ class FedHyper(Strategy):
                 new = after[name]
             else:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    new = before[name] - global_lr * (before[name] - after[name])
+                    new = np.multiply(before[name] - after[name] if step is None else step[name], global_lr)
+                    new = np.subtract(before[name], new, out=new)
             if record is not None and new is after[name] and new.dtype == dtype and new.flags.c_contiguous:
                 arrays[name] = record[name]  # as it came: no copy, and the same bits
                 continue
