@@ -283,9 +283,9 @@ def test_overhead() -> None:
 
         return Results(
             [
-                made_up("fmnist", "fedavg", 0.5, rounds=5),
-                made_up("fmnist", "g", 0.5, rounds=5, seconds_train=1.0),
-                made_up("fmnist", "cl", 0.5, rounds=5, seconds_train=spent, bytes_down=down),
+                made_up("fmnist", "fedavg", 0.5, rounds=2),
+                made_up("fmnist", "g", 0.5, rounds=2, seconds_train=1.0),
+                made_up("fmnist", "cl", 0.5, rounds=2, seconds_train=spent, bytes_down=down),
             ]
         )
 
