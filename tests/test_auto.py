@@ -52,9 +52,10 @@ def test_one_odd_cohort_does_not_end_the_climb() -> None:
     assert rates(states) == pytest.approx([0.003, 0.003, 0.009, 0.009, 0.027])
 
 
-def test_a_loss_that_falls_ends_the_climb() -> None:
-    states = follow(Auto(drive=0.0, slack=0.1), ([1, 0], 2.0, 1), ([0, 1], 1.0, 1), ([1, 0], 1.0, 1))
-    assert rates(states) == pytest.approx([0.003] * 3)
+def test_with_one_local_step_a_falling_loss_ends_the_climb() -> None:
+    losses = (2.0, 2.0, 1.89, 1.89, 1.89)  # 5 % below the first, twice
+    states = follow(Auto(drive=0.0), *[([float(i % 2), float(1 - i % 2)], x, 1.0) for i, x in enumerate(losses)])
+    assert rates(states) == pytest.approx([0.003, 0.009, 0.009, 0.009, 0.009])
 
 
 def test_clients_that_shoot_up_after_flattening_are_not_believed() -> None:
@@ -140,7 +141,7 @@ def train(plan: Auto, noise: float, rounds: int = 80) -> tuple[float, int]:
     return float((np.geomspace(0.1, 3.0, 20) * (w - 1) ** 2).sum() / 2), retreats
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("noise", [0.5, 1.0])
 def test_a_healthy_quadratic_run_never_retreats(noise: float) -> None:
     assert train(Auto(), noise)[1] == 0
 
@@ -165,15 +166,15 @@ def test_every_start_reaches_the_same_loss() -> None:
     assert losses[2] == losses[3] == losses[4]
 
 
-def test_a_grafted_optimizer_keeps_its_direction_at_the_length_of_delta() -> None:
+def test_a_grafted_optimizer_keeps_its_direction_at_a_multiple_of_the_length_of_delta() -> None:
     delta = np.array([3.0, 4.0])
     for inner in (Average(), Momentum(momentum=0.9), Adam()):
-        server, state, plain = Grafted(inner), Grafted(inner).init(), inner.init()
+        server, state, plain = Grafted(inner, times=2.0), Grafted(inner).init(), inner.init()
         for _ in range(3):
             direction, state = server.update(state, delta)
             expected, plain = inner.update(plain, delta)
-            assert np.linalg.norm(direction) == pytest.approx(5.0)
-            assert direction / 5 == pytest.approx(expected / np.linalg.norm(expected))
+            assert np.linalg.norm(direction) == pytest.approx(10.0)
+            assert direction / 10 == pytest.approx(expected / np.linalg.norm(expected))
     assert not Grafted(Momentum()).update(Momentum().init(), 0 * delta)[0].any()
 
 

@@ -29,6 +29,7 @@ class AutoState(NamedTuple):
     seen: int = 0  # rounds that were believed
     length: float = math.nan  # its mean over the rounds that were linear
     flat: float = 1.0  # the newest length against that mean, as a ratio
+    acts: bool = False  # whether the newest round gave a sign that the rate is no longer too small to matter
     first: float = math.nan  # the first round's loss
     smooth: float = math.nan  # the loss, exponentially smoothed
     best: float = math.inf  # the lowest smoothed one
@@ -46,7 +47,7 @@ class Auto:
 
     probe      highest rate of the first round
     climb      factor a round while the clients' rounds are linear
-    saturated  two rounds in a row with |Δ_m|²/β² below this share of its mean end the climb
+    saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/4 below the first, twice in a row, end the climb
     hyper_lr   κ, step size in log space
     sharpness  a high cosine is rare under noise and counts more: h + sharpness·h|h|
     drive      under noise the greedy rate (h = 0) is below the best one
@@ -119,12 +120,11 @@ class Auto:
         stake = self._stake(best, first)
         p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
         h = float(cosine(delta, rate.before))
-        saturated = flat < self.saturated
-        climbing = (
-            seen.climbing and not (saturated and seen.flat < self.saturated) and smooth >= (1 - self.slack) * first
-        )
-        if climbing:  # one saturated round may be an odd cohort: wait for the next
-            factor = 1.0 if saturated else self.climb
+        # with one local step |Δ_m|²/β² cannot fall, but the loss can: either says that the rate has begun to act
+        acts = flat < self.saturated or loss < (1 - self.slack / 4) * first
+        climbing = seen.climbing and not (acts and seen.acts)
+        if climbing:  # one such round may be an odd cohort: wait for the next
+            factor = 1.0 if acts else self.climb
         else:
             factor = math.exp(self.hyper_lr * (h + self.sharpness * h * abs(h) + self.drive - self.brake * p))
         ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
@@ -134,9 +134,12 @@ class Auto:
         if not math.isfinite(seen.length) or flat > self.climb:  # nothing yet, or too small for the dtype until now
             mean = length
         else:
-            mean = (n * seen.length + length) / (n + 1) if climbing and not saturated else seen.length
+            mean = (n * seen.length + length) / (n + 1) if climbing and not acts else seen.length
         before = delta if math.isfinite(h) else rate.before  # a direction that cannot be used poisons nothing
-        parts = (LRState(lr, before, h), AutoState(climbing, n + 1, mean, flat, first, smooth, best, False, ceiling))
+        parts = (
+            LRState(lr, before, h),
+            AutoState(climbing, n + 1, mean, flat, acts, first, smooth, best, False, ceiling),
+        )
         return PlanState(1.0, lr, False, h, parts)
 
     def _stake(self, best: float, first: float) -> float:
@@ -154,15 +157,17 @@ class Auto:
 
 @dataclass(frozen=True)
 class Grafted:
-    """The direction of ``inner`` at the length of Δ: momentum and Adam under ``Auto``.
+    """The direction of ``inner`` at ``times`` the length of Δ: Adam, Yogi and Adagrad under ``Auto``.
 
-        direction = |Δ| / |inner(Δ)| · inner(Δ)
+        direction = times · |Δ| / |inner(Δ)| · inner(Δ)
 
-    Adam's direction has no unit and momentum's is 1/(1 − μ) times too long, so the budget that Auto finds would mean
-    something else under each. (Agarwal et al., *Learning Rate Grafting*, 2020.)
+    Their directions have no unit, so the budget that Auto finds, in lengths of Δ, would mean nothing. (Agarwal et al.,
+    *Learning Rate Grafting*, 2020.) Momentum has the unit and needs no graft. At times = 1 the local rate has to do
+    the moving and rises until clients are damaged; 3 and 10 are equally good.
     """
 
     inner: ServerOptimizer
+    times: float = 3.0
 
     def init(self) -> Moments:
         """That of the inner one."""
@@ -172,7 +177,8 @@ class Grafted:
         """The rescaled direction, and the inner one's next state."""
         direction, state = self.inner.update(state, delta)
         length = inner(direction, direction) ** 0.5
-        return direction * float(inner(delta, delta) ** 0.5 / length if length > 0 else 0.0), state
+        scale = self.times * inner(delta, delta) ** 0.5 / length if length > 0 else 0.0
+        return direction * float(scale), state
 
 
 def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:

@@ -188,6 +188,6 @@ def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any)
         names, server = _SUFFIXES[suffix]
         settings = {option: options[option] for option in names if option in options}
         made = server(**settings)
-        return replace(method, server=Grafted(made) if isinstance(method.plan, Auto) else made)
+        return replace(method, server=Grafted(made) if isinstance(method.plan, Auto) and suffix == "adam" else made)
     except (ValueError, TypeError) as error:  # a rule says which setting, which value, which cure
         raise UserError(f"method '{name}': {error}") from error
