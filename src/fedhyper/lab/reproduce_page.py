@@ -60,7 +60,7 @@ _ALWAYS = (
     "start; `[1/γ, γ]` is the letter of the paper; `released code` is what its authors published.",
     "The paper's “FMNIST” accuracies (96–99 %) are MNIST's, which its code loads under that name; "
     "here mnist is MNIST and fmnist is Fashion-MNIST.",
-    "FedAdam (global rate 0.01), FedAdagrad (0.03) and FedAvg + Adam (local rate 0.001) start from rates of their own; "
+    "FedAdam and FedAdagrad (global rate 0.01) and FedAvg + Adam (local rate 0.001) start from rates of their own; "
     "the paper does not give theirs.",
 )
 _RULES = (

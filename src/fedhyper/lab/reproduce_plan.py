@@ -33,14 +33,15 @@ class Variant:
 
 
 # The paper does not give its rates for FedAdam and FedAdagrad. Their directions have unit size, so a global rate of 1
-# would throw the model away; these are the best of 0.003 to 0.1 on Fashion-MNIST after 20 rounds of the small scale.
-_ADAM, _ADAGRAD = {"global_lr": 0.01}, {"global_lr": 0.03}
+# would throw the model away. Measured after 20 rounds of fmnist at the scale small, one seed, FedAvg 68.4 %:
+# FedAdam 0.003, 0.01, 0.03: 68.6, 74.3, 70.5 %; FedAdagrad 0.01, 0.03, 0.1: 72.5, 71.8, 10.0 %.
+_ADAM = {"global_lr": 0.01}
 _LETTER = {"options.bounds": "absolute"}
 _ROBUST = {"options.hypergrad": "cosine", "options.apply": "log", "options.hyper_lr": 0.2}
 
 VARIANTS: dict[str, Variant] = {
     "fedavg": Variant("FedAvg", "fedavg"),
-    "fedadagrad": Variant("FedAdagrad", "fedadagrad", _ADAGRAD),
+    "fedadagrad": Variant("FedAdagrad", "fedadagrad", _ADAM),
     "fedadam": Variant("FedAdam", "fedadam", _ADAM),
     "fedexp": Variant("FedExP", "fedexp"),
     "decay-g": Variant("Decay-G", "decay-g"),
