@@ -22,6 +22,7 @@ from fedhyper.sim.methods import Local
 from fedhyper.sim.models import linear_layers
 from fedhyper.sim.partition import Partition
 from fedhyper.sim.tasks import Task
+from fedhyper.sim.threads import keep_freed_memory
 
 Views = list[tuple[Tensor, Tensor]]
 
@@ -56,6 +57,7 @@ class StackedEngine:
     """Trains ``Flatten, Linear (, ReLU, Linear)*`` on a stack of clients at once, without autograd."""
 
     def __init__(self, *, model: nn.Module, task: Task, local: Local, workers: int, device: str) -> None:
+        keep_freed_memory()
         layers, start = [], 0
         for linear in linear_layers(model) or []:
             layers.append(_Layer(start, linear.in_features, linear.out_features))

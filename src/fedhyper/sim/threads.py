@@ -7,6 +7,9 @@ thread per worker also makes results independent of any thread count.
 from __future__ import annotations
 
 import copy
+import ctypes
+import os
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +27,22 @@ from fedhyper.sim.tasks import Task
 from fedhyper.vectors import FlatModel
 
 _EVAL_BATCH = 500
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc not to return what is freed: activations come and go every step, and each return costs page faults.
+
+    CPU time a round with / without, in paired processes on a busy machine: LSTM 0.73, 0.83, 0.91; ResNet-18 0.85 (one
+    pair); CL on stacked clients 0.66, 0.75; W1's CNN 0.79 to 1.20, median 0.95 of eight. Peak memory up to + 28 %.
+    It holds for the whole process; ``FEDHYPER_MALLOPT=0`` leaves malloc alone. Without glibc nothing happens.
+    """
+    if os.environ.get("FEDHYPER_MALLOPT") == "0" or not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 class _Data:
@@ -113,6 +132,7 @@ class ThreadEngine:
     def __init__(
         self, *, model: nn.Module, task: Task, local: Local, workers: int, device: str, dtype: torch.dtype
     ) -> None:
+        keep_freed_memory()
         place = torch.device(device)
         self._train = _Data(task.train_x, task.train_y, place, dtype)
         self._test = _Data(task.test_x, task.test_y, place, dtype)
