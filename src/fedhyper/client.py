@@ -101,7 +101,6 @@ class _Remembering(Optimizer):
         self._last: dict[
             int, tuple[Tensor, int]
         ] = {}  # by id of the parameter: its .grad in the last step, and version
-        self._always_copy = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -145,8 +144,7 @@ class _Remembering(Optimizer):
                 last, version = self._last.get(id(p), (None, 0))
                 lost = lost or (last is not None and before is last and last._version != version)
                 slots[-1].append(_Slot(p, state, grad, grad, before))
-        if lost:  # someone wrote into what was kept: the rate rests for this step, and from now on a copy is kept
-            self._always_copy = True
+        if lost:  # someone wrote into what was kept: the rate rests for this step
             for slot in chain(*slots):
                 slot.before = None
         return slots
@@ -157,9 +155,7 @@ class _Remembering(Optimizer):
         The tensor itself where the training loop makes new gradients every step (``zero_grad()``'s default, or
         ``FlatModel.swap``), which costs nothing; a copy where it writes into the same ones. The first step cannot know.
         """
-        copy = self._always_copy or any(
-            s.grad is not None and s.grad is self._last.get(id(s.parameter), (s.grad, 0))[0] for s in slots
-        )
+        copy = any(s.grad is not None and s.grad is self._last.get(id(s.parameter), (s.grad, 0))[0] for s in slots)
         for s in slots:
             if s.before is None:
                 s.state.pop("before", None)

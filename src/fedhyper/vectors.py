@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from fedhyper import arrays
 
-# Below 32,768 numbers torch never splits an elementwise operation among threads, so a result has the same bits for
-# any thread count. torch.dot would be no simpler: MKL splits it from 8,192 numbers on. Measured on 11 M float32, one
-# thread: this 8 ms, all in float64 (arrays.inner) 22 ms, torch.dot (bits depend on threads) 6 ms.
-_BLOCK = 32_000
+# Blocks short enough that nobody splits them among threads, so that a result has the same bits for any thread count:
+# MKL splits a dot product from 8,192 numbers on, torch an elementwise operation from 32,768. A dot is the cheapest call
+# for a small piece; running sums in 32,000 lanes need fewer calls for a large one. Measured on 11 M float32, one
+# thread: lanes 8 ms, dots 10 ms, all in float64 (arrays.inner) 22 ms, one torch.dot (bits depend on threads) 6 ms.
+_DOT = 7_168
+_LANES = 32_000
+_LARGE = 2 * _LANES
 
 # What float32 loses when a product underflows is at most 1.2e-38 a term: below n · 1e-31 that could be 1e-7 of the sum.
 _TINY = 1e-31
@@ -30,8 +33,8 @@ Vector = Tensor | Sequence[Tensor]  # whole, or in pieces of any shape and strid
 def inner(a: Vector, b: Vector) -> float:
     """``<a, b> = Σ a_i b_i`` of two vectors, or of two vectors in pieces; the same bits for any number of threads.
 
-    float32 on the CPU: products and sums of ≤ n / 32,000 terms in float32, the rest in float64, error about
-    1e-7 · |a||b|; all in float64 where that would underflow or overflow. Every other dtype: all in float64.
+    float32 on the CPU: short sums in float32, the sum of those in float64, error about 1e-7 · |a||b|; all in float64
+    where that would underflow or overflow. Every other dtype: all in float64.
     For a stack of vectors [clients, d] see ``fedhyper.arrays.inner``.
     """
     return inners(a, b)[0]
@@ -71,8 +74,9 @@ def _rows(*vectors: Vector) -> Iterator[list[Tensor]]:
             if x.shape != y.shape:  # broadcasting would make a number out of a mistake
                 raise ValueError(f"the two vectors have shapes {tuple(x.shape)} and {tuple(y.shape)}; they must match")
             same = same and y.stride() == stride
-        flat = (y.as_strided((y.numel(),), (1,)) if same else y.reshape(-1) for y in row)
-        yield [y.detach() if y.requires_grad else y for y in flat]
+        if same and not x.is_contiguous():
+            row = tuple(y.as_strided((y.numel(),), (1,)) for y in row)
+        yield [(y.detach() if y.requires_grad else y).reshape(-1) for y in row]
 
 
 def is_dense(x: Tensor) -> bool:
@@ -88,15 +92,20 @@ def is_dense(x: Tensor) -> bool:
 
 
 def _inners_float32(rows: list[list[Tensor]], others: int) -> list[float]:
-    lanes = min(_BLOCK, max((row[0].numel() for row in rows), default=0))
-    sums = [torch.zeros(lanes, dtype=torch.float32) for _ in range(others)]  # running sums that stay in the cache
+    totals = [0.0] * others
+    lanes: list[Tensor] = []
     for row in rows:
-        blocks = zip(*(torch.split(x, _BLOCK) for x in row), strict=True) if row[0].numel() > _BLOCK else (row,)
-        for a, *bs in blocks:
-            size = a.numel()
-            for total, b in zip(sums, bs, strict=True):
-                (total if size == lanes else total[:size]).addcmul_(a, b)
-    return [total.double().sum().item() for total in sums]
+        size = row[0].numel()
+        if size >= _LARGE:
+            lanes = lanes or list(torch.zeros(others, _LANES, dtype=torch.float32))
+            for a, *bs in zip(*(torch.split(x, _LANES) for x in row), strict=True):
+                for sums, b in zip(lanes, bs, strict=True):
+                    (sums if a.numel() == _LANES else sums[: a.numel()]).addcmul_(a, b)
+        else:
+            for a, *bs in zip(*(torch.split(x, _DOT) for x in row), strict=True) if size > _DOT else (row,):
+                for i, b in enumerate(bs):
+                    totals[i] += torch.dot(a, b).item()
+    return [total + sums.double().sum().item() for total, sums in zip(totals, lanes, strict=True)] if lanes else totals
 
 
 def _inner_float64(pairs: list[tuple[Tensor, Tensor]]) -> float:
