@@ -458,6 +458,9 @@ def test_errors_of_the_disk_cost_nothing(
         assert raised.exit_code == 74
         assert os.strerror(code) in str(raised)
         assert "\n" not in str(raised)
+    assert not list(out.rglob("*.tmp"))
+    if (out / "metrics.jsonl").exists():
+        assert all(record["round"] for record in records(out))  # whole lines only
     run_experiment(tiny(), out, resume=True)
     assert fingerprint(out) == fingerprint(whole)
     assert not list(out.rglob("*.tmp"))
@@ -546,7 +549,7 @@ def test_a_long_round_is_abandoned(whole: Path, tmp_path: Path, monkeypatch: pyt
 
     started = time.monotonic()
     with pytest.raises(Interrupted) as caught:
-        run_experiment(tiny(), tmp_path / "run", make=slow)
+        run_experiment(tiny(checkpoint_every=1000), tmp_path / "run", make=slow)  # so the only save is that of the end
     assert time.monotonic() - started < 5
     assert caught.value.exit_code == 143
     done = 3 if where == "training" else 2
@@ -575,3 +578,22 @@ def test_whole_files_are_flushed_before_they_are_renamed(tmp_path: Path, monkeyp
         monkeypatch.setattr(os, name, noted)
     runfiles.replace(tmp_path / "x", b"content")
     assert calls == ["write", "fsync", "replace", "fsync"]
+
+
+def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    def half(descriptor: int, content: bytes) -> int:
+        if len(content) < 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, bytes(content)[: len(content) // 2])
+
+    with runfiles.RunDirectory(tmp_path / "run") as files:
+        files.open_metrics(keep=0)
+        files.append_metrics({"round": 1})
+        before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", half)
+            with pytest.raises(StorageError):
+                files.append_metrics({"round": 2, "accuracy": 0.5})
+        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before == b'{"round": 1}\n'
