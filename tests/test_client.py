@@ -139,10 +139,18 @@ def test_hand_worked_trajectory() -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"momentum": 0.5, "weight_decay": 0.1}]
 )
-def test_with_bound_one_it_is_torch_sgd_bit_for_bit(settings: dict[str, float]) -> None:
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_with_bound_one_it_is_torch_sgd_bit_for_bit(settings: dict[str, float], set_to_none: bool) -> None:
     model, twin = make_model(), make_model()
-    train(model, hyper(model.parameters(), bound=1.0, delta=random(43), **settings), range(6))
-    train(twin, torch.optim.SGD(twin.parameters(), lr=0.01, foreach=True, **settings), range(6))
+    ours = hyper(model.parameters(), bound=1.0, delta=random(43), **settings)
+    for net, optimizer in (
+        (model, ours),
+        (twin, torch.optim.SGD(twin.parameters(), lr=0.01, foreach=True, **settings)),
+    ):
+        for k in range(6):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            gradients(net, k)
+            optimizer.step()
     assert vector(model).equal(vector(twin))
 
 
