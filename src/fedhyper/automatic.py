@@ -25,7 +25,7 @@ from fedhyper.server import Moments, ServerOptimizer
 class AutoState(NamedTuple):
     """What ``Auto`` remembers beside the rate and Δ_t-1. Lengths are ln(|Δ_m|²/β²)."""
 
-    climbing: bool = True
+    early: bool = True  # neither damage nor real progress yet: it may climb
     seen: int = 0  # rounds that were believed
     length: float = math.nan  # its mean over the rounds that were linear
     flat: float = 1.0  # the newest length against that mean, as a ratio
@@ -111,7 +111,7 @@ class Auto:
             return self.lost(state)
         length = math.log(sq_norm) - 2 * math.log(rate.lr) if sq_norm else seen.length
         flat = math.exp(min(length - seen.length, 700.0)) if math.isfinite(seen.length) and sq_norm else 1.0
-        if seen.climbing and seen.flat < 1 and flat > self.climb:  # it flattened and now shoots up: clients diverge
+        if seen.early and seen.flat < 1 and flat > self.climb:  # it flattened and now shoots up: clients diverge
             return self.lost(state)
 
         # p = (smooth − best) / stake
@@ -122,8 +122,9 @@ class Auto:
         h = float(cosine(delta, rate.before))
         # with one local step |Δ_m|²/β² cannot fall, but the loss can: either says that the rate has begun to act
         acts = flat < self.saturated or loss < (1 - self.slack / 4) * first
-        climbing = seen.climbing and not (acts and seen.acts)
-        if climbing:  # one such round may be an odd cohort: wait for the next
+        early = seen.early and smooth >= (1 - self.slack) * first
+        climbing = early and not (acts and seen.acts)  # one such round may be an odd cohort: wait for the next
+        if climbing:
             factor = 1.0 if acts else self.climb
         else:
             factor = math.exp(self.hyper_lr * (h + self.sharpness * h * abs(h) + self.drive - self.brake * p))
@@ -134,11 +135,11 @@ class Auto:
         if not math.isfinite(seen.length) or flat > self.climb:  # nothing yet, or too small for the dtype until now
             mean = length
         else:
-            mean = (n * seen.length + length) / (n + 1) if climbing and not acts else seen.length
+            mean = (n * seen.length + length) / (n + 1) if climbing else seen.length
         before = delta if math.isfinite(h) else rate.before  # a direction that cannot be used poisons nothing
         parts = (
             LRState(lr, before, h),
-            AutoState(climbing, n + 1, mean, flat, acts, first, smooth, best, False, ceiling),
+            AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling),
         )
         return PlanState(1.0, lr, False, h, parts)
 
@@ -149,9 +150,12 @@ class Auto:
     def lost(self, state: PlanState) -> PlanState:
         """Retreat: to the last good weights, which are then believed whatever their loss, at a lower rate."""
         rate, seen = state.parts
+        factor = (
+            self.retreat * self.climb if seen.early else self.retreat
+        )  # the climb may have been a step too far before
         # without `before`: the direction that led here is no longer one to agree with
-        rate = LRState(clamp(rate.lr / self.retreat, self.start / self.bound, math.inf, keep=rate.lr))
-        seen = seen._replace(climbing=False, returned=True, ceiling=rate.lr * math.sqrt(self.retreat))
+        rate = LRState(clamp(rate.lr / factor, self.start / self.bound, math.inf, keep=rate.lr))
+        seen = seen._replace(early=False, returned=True, ceiling=rate.lr * math.sqrt(factor))
         return PlanState(1.0, rate.lr, True, math.nan, (rate, seen))
 
 
