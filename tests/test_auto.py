@@ -70,6 +70,11 @@ def test_updates_lost_to_rounding_are_a_reason_to_climb() -> None:
     assert rates(states)[-1] == pytest.approx(0.001 * 3**5)
 
 
+def test_below_the_probe_it_climbs_twice_as_fast() -> None:
+    states = follow(Auto(local_lr=1e-5), *[([1.0], 2.0, 1.0)] * 4)
+    assert rates(states) == pytest.approx([9e-5, 8.1e-4, 7.29e-3, 2.187e-2])
+
+
 def test_no_start_is_believed_above_the_probe() -> None:
     assert [Auto(local_lr=b, global_lr=a).init().local_lr for b, a in ((1.0, 10.0), (1e-4, 0.1))] == [1e-3, 1e-5]
     assert auto(local_lr=0.02, global_lr=0.5) == Auto(local_lr=0.02, global_lr=0.5)

@@ -27,7 +27,7 @@ class AutoState(NamedTuple):
 
     early: bool = True  # neither damage nor real progress yet: it may climb
     seen: int = 0  # rounds that were believed
-    length: float = math.nan  # its mean over the rounds that were linear
+    length: float = math.nan  # its mean over the climb
     flat: float = 1.0  # the newest length against that mean, as a ratio
     acts: bool = False  # whether the newest round gave a sign that the rate is no longer too small to matter
     first: float = math.nan  # the first round's loss
@@ -46,8 +46,8 @@ class Auto:
     be past saving after one round (dead ReLUs keep a loss of ln 10), so no start is believed above ``probe``.
 
     probe      highest rate of the first round
-    climb      factor a round while the clients' rounds are linear
-    saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/4 below the first, twice in a row, end the climb
+    climb      factor a round while the clients' rounds are linear; its square below ``probe``
+    saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/4 below the first, twice in a row: no climb
     hyper_lr   κ, step size in log space
     sharpness  a high cosine is rare under noise and counts more: h + sharpness·h|h|
     drive      under noise the greedy rate (h = 0) is below the best one
@@ -125,7 +125,7 @@ class Auto:
         early = seen.early and smooth >= (1 - self.slack) * first
         climbing = early and not (acts and seen.acts)  # one such round may be an odd cohort: wait for the next
         if climbing:
-            factor = 1.0 if acts else self.climb
+            factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
         else:
             factor = math.exp(self.hyper_lr * (h + self.sharpness * h * abs(h) + self.drive - self.brake * p))
         ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
