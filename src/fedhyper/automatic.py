@@ -65,7 +65,7 @@ class Auto:
     saturated: float = 0.5
     hyper_lr: float = 0.2
     sharpness: float = 3.0
-    drive: float = 0.1
+    drive: float = 0.05
     brake: float = 2.0
     smoothing: float = 0.3
     slack: float = 0.2
