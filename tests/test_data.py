@@ -101,10 +101,10 @@ def test_idx_of_other_types(tmp_path: Path) -> None:
         (idx(IMAGES)[:-1], "promises 40 bytes, it holds 39"),
         (idx(IMAGES) + b"x", "it holds 41"),
         (b"\0\0\x08\x03" + b"\xff" * 12, "promises"),
-        (gzip.compress(idx(IMAGES))[:-9], "cut short"),
-        (gzip.compress(idx(IMAGES))[:-1], "cut short"),
-        (gzip.compress(idx(IMAGES)) + b"x", "1 bytes follow its end"),
-        (gzip.compress(idx(IMAGES))[:-5] + b"xxxxx", "corrupt"),
+        (gzip.compress(idx(IMAGES), mtime=0)[:-9], "cut short"),
+        (gzip.compress(idx(IMAGES), mtime=0)[:-1], "cut short"),
+        (gzip.compress(idx(IMAGES), mtime=0) + b"x", "1 bytes follow its end"),
+        (gzip.compress(idx(IMAGES), mtime=0)[:-5] + b"xxxxx", "corrupt"),
         (b"\x1f\x8b" + b"\xff" * 20, "corrupt"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, words: st
 
 
 def test_inflating_stops_at_the_limit(tmp_path: Path) -> None:
-    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(50_000_000)))
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(50_000_000), mtime=0))
     assert "more than the expected 1,000 bytes" in refusal(lambda: data.read_content(tmp_path / "bomb.gz", 1_000))
 
 
@@ -211,7 +211,7 @@ def test_status_of_good_files(root: Path) -> None:
 
 
 def test_recompressed_or_plain_content_is_still_the_published(root: Path) -> None:
-    (root / "tiny" / "images.gz").write_bytes(gzip.compress(CONTENT["images.gz"], 1))
+    (root / "tiny" / "images.gz").write_bytes(gzip.compress(CONTENT["images.gz"], 1, mtime=0))
     (root / "tiny" / "labels.gz").unlink()
     (root / "tiny" / "labels").write_bytes(CONTENT["labels.gz"])
     assert state() == "verified"
@@ -219,7 +219,7 @@ def test_recompressed_or_plain_content_is_still_the_published(root: Path) -> Non
 
 
 def test_other_bytes_of_the_right_structure_are_used_and_called_so(root: Path) -> None:
-    (root / "tiny" / "images.gz").write_bytes(gzip.compress(idx(IMAGES + 1)))
+    (root / "tiny" / "images.gz").write_bytes(gzip.compress(idx(IMAGES + 1), mtime=0))
     assert state() == "unverified"
     assert np.array_equal(data.load_files("tiny")[0], IMAGES + 1)
 
@@ -228,9 +228,9 @@ def test_other_bytes_of_the_right_structure_are_used_and_called_so(root: Path) -
     ("name", "content", "words"),
     [
         ("images.gz", WIRE["images.gz"][:-3], "cut short"),
-        ("images.gz", gzip.compress(idx(IMAGES[:1])), "of shape (1, 3, 4), expected uint8 of (2, 3, 4)"),
-        ("images.gz", gzip.compress(bytes(10_000)), "more than the expected"),
-        ("labels.gz", gzip.compress(idx(np.array([7, 10]))), "label 1 is 10, expected 0 to 9"),
+        ("images.gz", gzip.compress(idx(IMAGES[:1]), mtime=0), "of shape (1, 3, 4), expected uint8 of (2, 3, 4)"),
+        ("images.gz", gzip.compress(bytes(10_000), mtime=0), "more than the expected"),
+        ("labels.gz", gzip.compress(idx(np.array([7, 10])), mtime=0), "label 1 is 10, expected 0 to 9"),
     ],
 )
 def test_a_corrupt_file_is_found_by_check_and_by_load(root: Path, name: str, content: bytes, words: str) -> None:
@@ -324,7 +324,7 @@ def test_fetch_brings_the_pinned_files(server: dict, root: Path, progress: bool)
 
 
 def test_fetch_replaces_a_corrupt_file_and_leaves_the_users_own(server: dict, root: Path) -> None:
-    own = gzip.compress(idx(IMAGES + 1))
+    own = gzip.compress(idx(IMAGES + 1), mtime=0)
     (root / "tiny" / "images.gz").write_bytes(own)
     (root / "tiny" / "labels.gz").write_bytes(WIRE["labels.gz"][:-2])
     assert data.fetch("tiny", progress=False).state == "unverified"

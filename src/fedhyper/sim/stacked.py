@@ -27,6 +27,7 @@ from fedhyper.sim.threads import keep_freed_memory
 Views = list[tuple[Tensor, Tensor]]
 
 _STACK = 32  # clients: large enough to hide Python, small enough to give several workers something to do
+_STACK_WEIGHTS = 1 << 23  # weights of a stack altogether: a large model must not cost gigabytes
 
 
 class _Layer(NamedTuple):
@@ -72,7 +73,8 @@ class StackedEngine:
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Stacks of clients, replies in the order of ``tasks``."""
-        stacks = [tasks[i : i + _STACK] for i in range(0, len(tasks), _STACK)]
+        size = max(1, min(_STACK, _STACK_WEIGHTS // self.layers[-1].end))
+        stacks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
         if self._pool is None or len(stacks) == 1:
             for stack in stacks:
                 yield from self._train_stack(stack, sent)
