@@ -281,6 +281,12 @@ def test_a_gradient_that_is_not_finite_is_not_remembered() -> None:
         rates.append(optimizer.param_groups[0]["lr"])
     # 1 · (1, 2) is the first to remember; (3, 2) meets it: 1 + 7; then (1, 2) meets (3, 2): 8 + 7
     assert rates == [1.0, 1.0, 1.0, 8.0, 15.0]
+    slow = DeltaSGD([v], eta0=1.0)
+    for g in (4.0, math.nan, 12.0):
+        v.grad = torch.tensor([g])
+        slow.step()
+    assert slow.param_groups[0]["lr"] == 0.5  # 12 meets 4: 2 · (1 · 4) / (2 · 8)
+    assert slow.param_groups[0]["theta"] == 0.5
 
 
 def test_amp_skips_a_step_without_a_trace() -> None:
@@ -384,6 +390,14 @@ def test_polyak_needs_a_loss_and_takes_it_either_way() -> None:
     assert vector(model).equal(vector(twin))
     with pytest.raises(ValueError, match="needs the loss"):
         one.step()
+    w = nn.Parameter(torch.zeros(1))
+    up_again = PolyakSGD([w], lr=1.0)
+    rates = []
+    for loss in (0.1, 100.0):
+        w.grad = torch.ones(1)
+        up_again.step(loss=loss)
+        rates.append(up_again.param_groups[0]["lr"])
+    assert rates == [0.2, 1.0]
 
 
 # --- the conduct of a torch optimizer, over the table
@@ -531,6 +545,7 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: hyper(W, initial_lr=0.0), "lr must be .* got 0"),
     (lambda: hyper(W, bound=0.3), r"bound is a factor .* got 0\.3"),
     (lambda: hyper(W, local_steps=0), "local_steps .* got 0"),
+    (lambda: (hyper(W, local_steps=1), hyper(W, local_steps=True)), "local_steps .* got True"),
     (lambda: hyper(W, global_term="plus"), "global_term .* got 'plus'"),
     (lambda: hyper(W, epsilon=2.0), r"epsilon .* got 2\.0"),
     (lambda: hyper(W, hypergrad="dot"), "hypergrad .* got 'dot'"),

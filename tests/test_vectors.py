@@ -217,7 +217,7 @@ def test_inner_equals_its_slow_twin(size: int, dtype: torch.dtype) -> None:
     assert abs(inner(a, b) - float(arrays.inner(a, b))) <= (2e-7 if dtype == torch.float32 else 1e-13) * scale
 
 
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-19, 1e-15, 1e15, 1e19, 1e30])
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-21, 1e-19, 1e-15, 1e15, 1e19, 1e30])
 def test_inner_holds_where_float32_products_do_not(magnitude: float) -> None:
     a, b = random(50_000, seed=1) * magnitude, random(50_000, seed=2) * magnitude
     assert inner(a, a) == pytest.approx(float(arrays.inner(a, a)), rel=1e-6)
@@ -274,6 +274,13 @@ def test_several_inner_products_in_one_pass_have_the_bits_of_one_by_one() -> Non
     tiny = [1e-30 * x for x in b]
     assert inners(a, b, c, tiny) == [inner(a, b), inner(a, c), inner(a, tiny)]
     assert inners(a, b, [x.double() for x in c])[1] == pytest.approx(inner(a, c), rel=1e-5)
+
+
+def test_inner_takes_parameters_and_leaves_no_graph() -> None:
+    for size in (3, 70_001):
+        w = nn.Parameter(random(size))
+        assert inner(w, w) == inner(w.detach(), w.detach())
+        assert w.grad_fn is None
 
 
 def test_cosine() -> None:
