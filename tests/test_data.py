@@ -463,7 +463,7 @@ def test_a_hostile_archive_leaves_nothing(
     assert left(root) == []
 
 
-@pytest.mark.parametrize("wire", [b"no archive", tar(GOOD)[:120], tar(GOOD)[:40]])
+@pytest.mark.parametrize("wire", [b"no archive", tar(GOOD)[:120], tar(GOOD)[:40]], ids=["none", "long", "short"])
 def test_a_damaged_archive_leaves_nothing(
     server: dict, root: Path, monkeypatch: pytest.MonkeyPatch, wire: bytes
 ) -> None:
