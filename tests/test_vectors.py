@@ -203,6 +203,10 @@ def test_load_refuses_what_does_not_fit_and_changes_nothing() -> None:
         flat.load({"weight": named["weight"] + 1, "bias": torch.zeros(1)})
     with pytest.raises(ValueError, match="has 8 numbers"):
         flat.named(torch.zeros(9))
+    with pytest.raises(ValueError, match="is contiguous"):
+        flat.named(torch.zeros(8, 2)[:, 0])
+    row = torch.arange(16.0).view(2, 8)[1]  # a row of a stack of vectors
+    assert flat.export(row)["bias"].equal(row[6:])
     assert flat.weights.equal(before)
 
 
