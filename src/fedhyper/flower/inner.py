@@ -20,6 +20,11 @@ def steps(strategy: Strategy) -> bool:
     return isinstance(strategy, _STEPPING)
 
 
+def unitless(strategy: Strategy) -> bool:
+    """Whether its step has no unit: Adam and its kin move every weight by about ``eta``, whatever the clients sent."""
+    return isinstance(strategy, (FedAdam, FedAdagrad, FedYogi))
+
+
 def weight_key(strategy: Strategy) -> str:
     """The metric by which the strategy weighs replies."""
     return strategy.weighted_by_key if isinstance(strategy, FedAvg) else "num-examples"

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedhyper.automatic import Auto
+from fedhyper.automatic import Auto, Grafted
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import gram
 from fedhyper.flower import inner as known
@@ -273,11 +273,11 @@ class FedHyper(Strategy):
         return new, metrics, "step"
 
     def _graft(self, before: Arrays, after: Arrays, delta: Vector) -> float:
-        """Under auto, whose budget is in lengths of Δ, a server optimizer gives the direction and Δ the length."""
-        if not isinstance(self.plan, Auto):
+        """Under auto, whose budget is in lengths of Δ, Adam gives the direction and Δ the length: see ``Grafted``."""
+        if not (isinstance(self.plan, Auto) and known.unitless(self.strategy)):
             return 1.0
         length = math.sqrt(gram.sq_distance(before, after, self.layout.trained))
-        return math.sqrt(gram.products(delta, None)[1]) / length if length > 0 else 0.0
+        return Grafted.times * math.sqrt(gram.products(delta, None)[1]) / length if length > 0 else 0.0
 
     def _mean(self, believed: list[Reply], names: Iterable[str]) -> Arrays:
         return mean([reply.arrays for reply in believed], [reply.weight for reply in believed], names)
