@@ -91,6 +91,9 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run, or extend a finished")] = False,
     workers: Workers = None,
     device: Device = "cpu",
+    engine: Annotated[
+        Literal["simulator", "flower"], typer.Option(help="where clients train: here, or on Flower's Simulation Engine")
+    ] = "simulator",
     quiet: Quiet = False,
     as_json: Json = False,
     no_report: NoReport = False,
@@ -107,7 +110,11 @@ def run(
     from fedhyper.lab.config import load_config
     from fedhyper.lab.display import make_display
     from fedhyper.lab.progress import Listener
-    from fedhyper.lab.run import run_experiment
+
+    if engine == "flower":
+        from fedhyper.lab.flower_engine import run_experiment
+    else:
+        from fedhyper.lab.run import run_experiment
 
     config = load_config(experiment, overrides or ())
     display: Listener = make_display(quiet=quiet, as_json=as_json)
