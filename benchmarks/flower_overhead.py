@@ -3,8 +3,9 @@
     python benchmarks/flower_overhead.py [--repeats 9]
 
 ``flower`` is FedAvg.aggregate_train; ``one pass`` reads every number that came in once (numpy's isfinite().all() over
-the 10 replies, on arrays already decoded). Each line is the median of alternating measurements. The goal: what the
-wrapper adds is less than 5 % of flower plus one pass.
+the 10 replies, on arrays already decoded). Each line is the fastest of alternating measurements: other work on the
+machine only adds. The goal: what the wrapper adds is less than 5 % of flower plus one pass. "reporting" clients answer
+with train_reply, which measures |Δ_m|² for auto; for stock clients the server does, which reads every reply once more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +96,8 @@ def main() -> None:
     cases: dict[str, tuple[Callable[[], Strategy], str | None]] = {
         "flower: FedAvg": (FedAvg, None),
         "FedHyper(FedAvg), constant": (FedAvg, "constant"),
-        "FedHyper(FedAvg), auto": (FedAvg, "auto"),
+        "FedHyper(FedAvg), auto, stock": (FedAvg, "auto"),
+        "FedHyper(FedAvg), auto, reporting": (FedAvg, "auto"),
         "FedHyper(FedAvg), g": (FedAvg, "g"),
         "flower: FedAdam": (FedAdam, None),
         "FedHyper(FedAdam), g": (FedAdam, "g"),
@@ -105,22 +106,25 @@ def main() -> None:
     for _ in range(repeats):
         for name, (make, schedule) in cases.items():
             strategy, messages = prepared(make, schedule), [_copy(m) for m in replies[0]]
+            if name.endswith("reporting"):
+                for message in messages:
+                    message.content["metrics"]["fedhyper.sq-norm"] = 1.0
             times[name].append(_timed(lambda s=strategy, m=messages: s.aggregate_train(3, m)))  # type: ignore[misc]
         times["one pass"].append(_timed(one_pass))
 
-    median = {name: statistics.median(values) for name, values in times.items()}
+    fastest = {name: min(values) for name, values in times.items()}
     size = sum(math.prod(shape) for shape in SHAPES.values())
-    print(f"{size / 1e6:.1f} million parameters, {CLIENTS} replies, median of {repeats}")
-    print(f"{'':30s} {'ms':>8s} {'added':>8s} {'of flower':>10s}  goal")
-    for name, value in median.items():
-        base = median["flower: FedAdam" if "FedAdam" in name else "flower: FedAvg"]
+    print(f"{size / 1e6:.1f} million parameters, {CLIENTS} replies, fastest of {repeats}")
+    print(f"{'':34s} {'ms':>8s} {'added':>8s} {'of flower':>10s}  goal")
+    for name, value in fastest.items():
+        base = fastest["flower: FedAdam" if "FedAdam" in name else "flower: FedAvg"]
         added = value - base
         if name.startswith("FedHyper"):
-            budget = 0.05 * base + median["one pass"]
+            budget = 0.05 * base + fastest["one pass"]
             verdict = f"{'met' if added < budget else 'MISSED'} ({added * 1e3:.0f} < {budget * 1e3:.0f} ms)"
-            print(f"{name:30s} {value * 1e3:8.0f} {added * 1e3:8.0f} {added / base:10.0%}  {verdict}")
+            print(f"{name:34s} {value * 1e3:8.0f} {added * 1e3:8.0f} {added / base:10.0%}  {verdict}")
         else:
-            print(f"{name:30s} {value * 1e3:8.0f}")
+            print(f"{name:34s} {value * 1e3:8.0f}")
 
 
 def _copy(message: Message) -> Message:

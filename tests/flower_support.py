@@ -24,12 +24,22 @@ class LocalGrid(Grid):
     function that gets its reply and gives back what the server receives (or a list of replies, or nothing).
     """
 
-    def __init__(self, app: ClientApp, clients: int, *, shuffle: int = 0, spoil: dict[int, Any] | None = None) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        clients: int,
+        *,
+        shuffle: int = 0,
+        spoil: dict[int, Any] | None = None,
+        run_config: dict[str, Any] | None = None,
+    ) -> None:
         rng = np.random.default_rng(shuffle)
         ids = rng.choice(10**9, clients, replace=False) + 2
         self.app, self.rng, self.spoil = app, rng, spoil or {}
         self.contexts = {
-            int(node): Context(1, int(node), {"partition-id": i, "num-partitions": clients}, RecordDict(), {})
+            int(node): Context(
+                1, int(node), {"partition-id": i, "num-partitions": clients}, RecordDict(), run_config or {}
+            )
             for i, node in enumerate(ids)
         }
         self.sent: list[Message] = []
