@@ -248,6 +248,21 @@ def test_any_number_of_bad_clients_short_of_all(schedule: str, bad: int) -> None
     assert strategy.history[-1]["rejected"] == bad
 
 
+@pytest.mark.parametrize("position", [0, 5])
+def test_a_bad_number_cannot_outvote_the_others_before_it_is_found(position: int) -> None:
+    """FedAvg's replies are only looked into when their mean is not finite; nobody may profit from that."""
+
+    def odd_and_nan(reply: Message) -> Message:
+        del reply.content["metrics"]["train_loss"]
+        return HOSTILE["NaN"](reply)
+
+    others = {p: odd_and_nan for p in range(6) if p != position}  # five of six
+    result, strategy = run(spoil=others)
+    assert same_bits(result, run(spoil={p: gone for p in range(6) if p != position})[0])
+    assert [record["used"] for record in strategy.history] == [1, 1]
+    assert all("non-finite" in reason for _, reason in strategy.rejected)
+
+
 def test_all_bad_stops_the_run_with_the_reasons() -> None:
     strategy = FedHyper(FedAvg(), seed=0)
     spoil = dict.fromkeys(range(6), HOSTILE["wrong shape"])
@@ -297,4 +312,5 @@ def test_finite_is_exact() -> None:
         spoilt[500] = bad
         assert not finite(spoilt)
     assert not finite(np.asarray([math.inf, -math.inf], np.float32))
+    assert not finite(np.asfortranarray([[1.0, math.nan], [2.0, 3.0]]))
     assert finite(np.asarray([2**62]))

@@ -50,14 +50,16 @@ def products(a: Vector, b: Vector | None) -> tuple[float, float]:
 
 def sq_distance(a: Arrays, b: Arrays, names: Iterable[str]) -> float:
     """|a − b|² over the arrays of these names."""
-    difference, total = np.empty(_CHUNK), 0.0
+    wide, total = np.empty(_CHUNK), 0.0
     for name in names:
         left, right = a[name].reshape(-1), b[name].reshape(-1)
+        narrow = np.empty(_CHUNK, np.result_type(left, right))
         for start in range(0, left.size, _CHUNK):
             piece = left[start : start + _CHUNK]
-            out = difference[: piece.size]
-            np.subtract(piece, right[start : start + _CHUNK], out=out)
-            total += float(out.dot(out))
+            out = np.subtract(piece, right[start : start + _CHUNK], out=narrow[: piece.size])
+            square = wide[: piece.size]
+            square[...] = out
+            total += float(square.dot(square))
     return total
 
 

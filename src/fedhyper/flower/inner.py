@@ -20,6 +20,16 @@ def steps(strategy: Strategy) -> bool:
     return isinstance(strategy, _STEPPING)
 
 
+def pure_mean(strategy: Strategy) -> bool:
+    """Whether aggregating is Flower's own weighted mean and nothing else, so that it may be done over again.
+
+    A mean is finite only if every number in it is: looking at the result then looks at all replies.
+    """
+    function = getattr(strategy, "train_metrics_aggr_fn", None)
+    ours = getattr(function, "__module__", "").startswith("flwr.")
+    return type(strategy).aggregate_train is FedAvg.aggregate_train and ours
+
+
 def unitless(strategy: Strategy) -> bool:
     """Whether its step has no unit: Adam and its kin move every weight by about ``eta``, whatever the clients sent."""
     return isinstance(strategy, (FedAdam, FedAdagrad, FedYogi))

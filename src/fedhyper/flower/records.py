@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,17 +29,25 @@ def view(array: Array) -> NDArray[Any]:
     """A read-only look at an ``Array``; ValueError when its bytes are not one plain array."""
     if array.stype != _NPY:
         raise ValueError(f"serialization {array.stype!r}")
-    file = io.BytesIO(array.data)  # shares the bytes
+    # magic (6 bytes), version (2), length of the rest of the header (2 bytes, from version 2 on 4)
+    start = 10 + int.from_bytes(array.data[8:10], "little") if array.data[6:7] == b"\x01" else 1024
+    shape, fortran, dtype, start = _header(array.data[:start])
+    count = math.prod(shape)
+    if len(array.data) != start + count * dtype.itemsize:
+        raise ValueError(f"{len(array.data)} bytes for shape {shape}")
+    flat = np.frombuffer(array.data, dtype, count, start)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+@lru_cache(maxsize=4096)  # all clients send the same few headers, and reading one takes longer than the check of it
+def _header(beginning: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    file = io.BytesIO(beginning)
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read_header(file)
-    if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError(f"dtype {dtype}")
-    count = math.prod(shape)
-    if len(array.data) != file.tell() + count * dtype.itemsize:
-        raise ValueError(f"{len(array.data)} bytes for shape {shape}")
-    flat = np.frombuffer(array.data, dtype, count, file.tell())
-    return flat.reshape(shape, order="F" if fortran else "C")
+    if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
+        raise ValueError(f"dtype {dtype} and shape {shape}")
+    return shape, fortran, dtype, file.tell()
 
 
 def pack(array: NDArray[Any]) -> Array:

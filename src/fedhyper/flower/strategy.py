@@ -185,8 +185,18 @@ class FedHyper(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """One round as a transaction: either everything moves on, or nothing does and the reason is logged."""
         server_round += self._offset
-        believed, errors = self._believe(server_round, list(replies))
+        messages = list(replies)
+        contents = [message.content if message.has_content() else None for message in messages]
+        lazy = known.pure_mean(self.strategy) and not self.aggregate_only
+        believed, errors = self._believe(server_round, messages, finite=not lazy)
         arrays, metrics, fate = self._step(server_round, believed, errors) if believed else (None, None, "idle")
+        if lazy and believed and fate == "idle":  # a number in one of them was not finite: find out in which
+            for message, content in zip(messages, contents, strict=True):
+                if content is not None:
+                    message.content = content
+            believed, errors = self._believe(server_round, messages, finite=True)
+            arrays, metrics, fate = self._step(server_round, believed, errors) if believed else (None, None, "idle")
+        self._report_rejected()
         self._idle = self._idle + 1 if fate == "idle" else 0
         if fate == "idle":
             self.state = self.plan.lost(self.state)  # clients that all return nonsense were sent too high a rate
@@ -217,21 +227,24 @@ class FedHyper(Strategy):
         ordered = sorted(replies, key=lambda message: self._roster.position(message.metadata.src_node_id))
         return self.strategy.aggregate_evaluate(server_round + self._offset, ordered)
 
-    def _believe(self, server_round: int, replies: list[Message]) -> tuple[list[Reply], list[Message]]:
+    def _believe(self, server_round: int, replies: list[Message], *, finite: bool) -> tuple[list[Reply], list[Message]]:
         """The replies to use, in an order that does not depend on who was faster, and the errors Flower reports."""
         errors = [message for message in replies if message.has_error()]
         layout = None if self.aggregate_only else self.layout
-        expected = Expected(server_round, layout, set(self._asked), known.weight_key(self.strategy), self.weight_cap)
+        key = known.weight_key(self.strategy)
+        expected = Expected(server_round, layout, set(self._asked), key, self.weight_cap, finite)
         believed, self.rejected = sift((message for message in replies if not message.has_error()), expected)
         for reply in believed:
             partition = reply.metrics.get(f"{PREFIX}partition")
             if type(partition) is int and self._roster.partitions.get(reply.node) is None:
                 self._roster.partitions[reply.node] = partition
+        return sorted(believed, key=lambda reply: self._roster.position(reply.node)), errors
+
+    def _report_rejected(self) -> None:
         for node, reason in self.rejected:
             partition = self._roster.partitions.get(node)
             who = f"node {node}" if partition is None else f"node {node} (partition {partition})"
             _log.warning("fedhyper: reply of %s refused: %s", who, reason)
-        return sorted(believed, key=lambda reply: self._roster.position(reply.node)), errors
 
     def _step(
         self, server_round: int, believed: list[Reply], errors: list[Message]
@@ -240,8 +253,8 @@ class FedHyper(Strategy):
         steps = known.steps(self.strategy) and not self.aggregate_only
         raw = self._mean(believed, self.layout.shapes) if steps else None  # now: FedMedian empties the replies it reads
         counters = {} if self.aggregate_only else self._largest(believed)
-        sq_norms = self._sq_norms(before, believed)
         memory = known.memory(self.strategy)
+        sq_norms = self._sq_norms(before, believed)
         record, metrics = self.strategy.aggregate_train(server_round, [reply.message for reply in believed] + errors)
         after = None if record is None else views(record)
         if after is None or not self._usable(after):
