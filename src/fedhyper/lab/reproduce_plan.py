@@ -129,9 +129,8 @@ SKEWS = (
 def rate_grid(task: str, scale: Scale) -> tuple[Level, ...]:
     """The 5 × 5 initial rates of the paper; at the small scale shakespeare's local ones are ten times as large."""
     factor = 10 if (task, scale) == ("shakespeare", "small") else 1
-    rows, columns = (0.5, 0.75, 1.0, 1.5, 2.0), (0.001, 0.005, 0.01, 0.05, 0.1)
-    if scale == "smoke":
-        rows, columns = rows[::2], columns[::2]
+    every = 2 if scale == "smoke" else 1
+    rows, columns = [0.5, 0.75, 1.0, 1.5, 2.0][::every], [0.001, 0.005, 0.01, 0.05, 0.1][::every]
     return tuple(rates(a, round(factor * b, 9)) for a in rows for b in columns)
 
 
