@@ -99,8 +99,12 @@ def test_resuming_a_finished_run_gives_its_result(tmp_path: Path) -> None:
     path = tmp_path / "c"
     first = start(make("FedAdam", "g", path), LocalGrid(quadratic_app(), 6))
     grid = LocalGrid(quadratic_app(), 6)
-    again = start(make("FedAdam", "g", path), grid, resume=True)
+    strategy = make("FedAdam", "g", path)
+    again = start(strategy, grid, resume=True)
     assert same_bits(first.arrays, again.arrays)
+    key, loss = strategy._losses.state()  # the guard goes on with the metric and the value it had
+    assert key == "fedhyper.loss"
+    assert loss > 0
     assert grid.sent == []
 
 

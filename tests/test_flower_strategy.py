@@ -176,6 +176,18 @@ def test_same_seed_same_bits_whatever_the_node_ids_and_the_order_of_replies() ->
     assert not same_bits(results[0], other_seed)
 
 
+def test_other_nodes_every_round() -> None:
+    grid = LocalGrid(quadratic_app(), 8)
+    FedHyper(FedAvg(fraction_train=0.5, fraction_evaluate=0.0), seed=5).start(grid, initial(), num_rounds=4)
+    asked: dict[int, set[int]] = {}
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            server_round = int(message.content["config"]["server-round"])
+            asked.setdefault(server_round, set()).add(grid.partition(message.metadata.dst_node_id))
+    assert all(len(nodes) == 4 for nodes in asked.values())
+    assert len({frozenset(nodes) for nodes in asked.values()}) > 1
+
+
 def test_the_global_random_generator_is_left_as_it_was() -> None:
     import random
 
@@ -214,7 +226,8 @@ def test_the_first_round_waits_for_every_node() -> None:
 
 def test_rollback_returns_to_the_last_good_weights_and_forgets_the_optimizer() -> None:
     """A client whose loss explodes in round 3: the model of round 2 comes back, at half the rate or less."""
-    seen: list[tuple[np.ndarray[Any, Any], float]] = []
+    seen: list[tuple[np.ndarray[Any, Any], float, bool]] = []
+    inner = FedAdam(fraction_evaluate=0.0)
     app = ClientApp()
 
     @app.train()
@@ -222,17 +235,17 @@ def test_rollback_returns_to_the_last_good_weights_and_forgets_the_optimizer() -
         t = int(message.content["config"]["server-round"])
         w = message.content["arrays"]["w"].numpy()
         if context.node_config["partition-id"] == 0:
-            seen.append((w, float(message.content["config"]["local-lr"])))
+            seen.append((w, float(message.content["config"]["local-lr"]), inner.m_t is None))
         metrics = {"num-examples": 1, "fedhyper.loss": 100.0 if t == 3 else 1.0 / t}
         content = {"arrays": arrays(w=w - np.float32(0.1)), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
 
-    inner = FedAdam(fraction_evaluate=0.0)
     strategy = FedHyper(inner, "auto", local_lr=0.01)
     strategy.start(LocalGrid(app, 2), arrays(w=np.zeros(2, np.float32)), num_rounds=4)
     assert [record["rollback"] for record in strategy.history] == [False, False, True, False]
     np.testing.assert_array_equal(seen[3][0], seen[1][0])  # round 4 starts where round 2 did
     assert seen[3][1] < seen[2][1] / 2 + 1e-12
+    assert [fresh for _, _, fresh in seen] == [True, False, False, True]
     assert strategy.delta is not None
 
 

@@ -457,3 +457,25 @@ def test_a_sweep_of_75_runs_is_small_and_quick(tmp_path: Path) -> None:
     assert time.process_time() - start < 20
     assert page.stat().st_size < 5e6
     shutil.rmtree(sweep)
+
+
+def test_many_methods_with_one_setting_each_are_a_comparison() -> None:
+    """Nine methods are nine lines of a table, not the median of nine sweeps; FedAvg stays, however low it ends."""
+    from fedhyper.lab.curves import make_series
+    from fedhyper.lab.groups import Group
+    from fedhyper.lab.records import Run
+
+    def group(method: str, accuracy: float) -> Group:
+        config = {"task": "digits", "method": method}
+        last = {"round": 1, "accuracy": accuracy}
+        run = Run(name=method, path=Path(method), config=config, rounds=[last], summary=None, env=None, partition=None)
+        return Group(label=method, settings=config, runs=[run])
+
+    groups = [group("fedavg", 0.1), *(group(f"method-{i}", 0.5 + i / 100) for i in range(9))]
+    series, note = make_series(groups)
+    assert len(series) == 8
+    assert series[0].label == "fedavg"
+    assert {s.over for s in series} == {"seeds"}
+    assert "method-0" not in {s.label for s in series}
+    assert note is not None
+    assert "FedAvg among them" in note

@@ -37,6 +37,8 @@ def make_series(groups: Sequence[Group]) -> tuple[list[Series], str | None]:
     for group in groups:
         label = legend_name(describe(group.settings, keys) or "all settings")
         by_value.setdefault(label, []).append(group)
+    if len(by_value) == len(groups):  # nothing would be put together: a comparison of many methods, not a sweep
+        return _best([Series(group.label, group.runs, [group], "seeds") for group in groups])
     series = [
         Series(label, [run for group in members for run in group.runs], members, "settings")
         for label, members in by_value.items()
@@ -49,6 +51,16 @@ def make_series(groups: Sequence[Group]) -> tuple[list[Series], str | None]:
         series = sorted(series, key=lambda s: -quantile(_finals(s) or [0.0], 0.5))[:MAX_SERIES]
         note += f" Of {len(by_value)} lines the {MAX_SERIES} with the best median are drawn."
     return series, note
+
+
+def _best(series: list[Series]) -> tuple[list[Series], str]:
+    """As many lines as there are colours: the highest, and FedAvg, which everything is compared with."""
+    order = sorted(series, key=lambda s: -quantile(_finals(s) or [0.0], 0.5))
+    base = [s for s in order if s.runs[0].method == "fedavg"][:1]
+    kept = [s for s in order if s not in base][: MAX_SERIES - len(base)] + base
+    among = ", FedAvg among them" if base else ""
+    note = f"Of {len(series)} lines the {MAX_SERIES} best are drawn{among}; the table has all."
+    return [s for s in series if s in kept], note
 
 
 def _series_keys(groups: Sequence[Group]) -> list[str]:
