@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -216,16 +217,33 @@ def lock(path: Path) -> int:
     """Hold the directory until the descriptor that comes back is closed, or refuse because another process does."""
     # flock and not a file with a pid in it: the kernel lets go of it when its holder dies, however it dies.
     descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-        os.close(descriptor)
-        who = f"process {holder}" if holder.isdigit() else "another process"
-        raise StorageError(f"{path} is in use by {who}; wait for it, or choose another --out") from None
+    give_up = time.monotonic() + 2.0
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            # A process killed while it was starting another one leaves the lock with that one until it has started.
+            if holder.isdigit() and not _alive(int(holder)) and time.monotonic() < give_up:
+                time.sleep(0.02)
+                continue
+            os.close(descriptor)
+            who = f"process {holder}" if holder.isdigit() else "another process"
+            raise StorageError(f"{path} is in use by {who}; wait for it, or choose another --out") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's, and there
+        return True
+    return True
 
 
 def replace(path: Path, content: bytes) -> None:
