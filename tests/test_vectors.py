@@ -242,12 +242,12 @@ def test_inner_has_the_same_bits_for_any_thread_count() -> None:
         results = set()
         for count in (1, 2, 3, 8):
             torch.set_num_threads(count)
-            for size in (28_938, 1_000_003):
+            for size in (28_938, 65_536, 1_000_003):
                 a, b = random(size, seed=1), random(size, seed=2)
                 results.add((size, inner(a, b), inner(a.double(), b.double()), inner(a * 1e-30, b)))
     finally:
         torch.set_num_threads(threads)
-    assert len(results) == 2
+    assert len(results) == 3
 
 
 def test_inner_of_pieces_pairs_elements_whatever_their_strides() -> None:

@@ -27,6 +27,7 @@ from fedhyper.guard import check_positive, clamp
 from fedhyper.schedulers import FedHyperCL, LRState
 from fedhyper.vectors import cosine, inner, inners
 
+_LARGE = 65_536  # numbers; from here on a copy costs more than a call
 Params = Iterable[Any]  # what torch.optim takes: tensors, or dicts with "params"
 Pieces = Sequence[Tensor]
 _RULE = tuple(field.name for field in fields(FedHyperCL) if field.name != "lr")
@@ -79,15 +80,13 @@ def polyak_rate(loss: Array, sq_norm: Array, *, lr: float, c: float = 0.5, floor
     return where(isfinite(loss + sq_norm) & (gap > 0), rate, 0.0)
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One parameter during one step; None stands for zeros."""
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """Parameters whose gradients are compared as one vector: small ones together, as calls cost more than copies."""
 
-    parameter: Tensor
-    state: dict[str, Any]
-    grad: Tensor | None
-    direction: Tensor | None  # what to step along: grad, or grad + λw
-    before: Tensor | None  # the direction of the step before; then the one to keep for the next
+    owner: Tensor  # the first of them; its state has "before", the vector of the last step
+    places: list[int]  # where they stand among the parameters that share a rate
+    delta: Tensor | None
 
 
 class _Remembering(Optimizer):
@@ -98,9 +97,8 @@ class _Remembering(Optimizer):
         super().__init__(params, defaults)
 
     def _forget(self) -> None:
-        self._last: dict[
-            int, tuple[Tensor, int]
-        ] = {}  # by id of the parameter: its .grad in the last step, and version
+        self._packs: dict[Tensor, list[_Pack]] = {}  # by the first parameter of those that share a rate
+        self._kept: dict[Tensor, tuple[Tensor, int]] = {}  # by owner: its .grad in the last step, and version
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -120,6 +118,9 @@ class _Remembering(Optimizer):
         for p in self.param_groups[-1]["params"]:
             if p.is_complex():
                 raise ValueError(f"{type(self).__name__} trains real parameters, got {p.dtype}; use view_as_real")
+        for state in self.state.values():
+            state.pop("before", None)  # the vector has grown: the rate rests for a step
+        self._forget()
 
     def _shared(self) -> Iterable[str]:
         """The settings that may not differ between groups."""
@@ -128,40 +129,52 @@ class _Remembering(Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _slots(self) -> list[list[_Slot]]:
-        """What there is to step with, by group; empty when no parameter has a gradient."""
+    def _gradients(self) -> list[list[Tensor | None]]:
+        """By group; empty when no parameter has one."""
         gradients = [[p.grad for p in group["params"]] for group in self.param_groups]
         present = [g for grads in gradients for g in grads if g is not None]
         if any(g.layout != torch.strided for g in present):
             raise ValueError(f"{type(self).__name__} needs dense gradients; build the embedding with sparse=False")
-        slots: list[list[_Slot]] = []
-        lost = False
-        for group, grads in zip(self.param_groups, gradients, strict=True) if present else ():
-            slots.append([])
-            for p, grad in zip(group["params"], grads, strict=True):
-                state = self.state[p]
-                before = state.get("before")
-                last, version = self._last.get(id(p), (None, 0))
-                lost = lost or (last is not None and before is last and last._version != version)
-                slots[-1].append(_Slot(p, state, grad, grad, before))
-        if lost:  # someone wrote into what was kept: the rate rests for this step
-            for slot in chain(*slots):
-                slot.before = None
-        return slots
+        return gradients if present else []
 
-    def _remember(self, slots: list[_Slot]) -> None:
-        """Keep each ``slot.before`` for the next step.
+    def _pack(self, parameters: list[Tensor]) -> list[_Pack]:
+        if parameters[0] not in self._packs:
+            together: dict[Any, list[int]] = {}
+            for i, p in enumerate(parameters):
+                together.setdefault((p.device, p.dtype) if p.numel() < _LARGE else i, []).append(i)
+            self._packs[parameters[0]] = [
+                _Pack(parameters[places[0]], places, self._packed_delta([parameters[i] for i in places]))
+                for places in together.values()
+            ]
+        return self._packs[parameters[0]]
 
-        The tensor itself where the training loop makes new gradients every step (``zero_grad()``'s default, or
+    def _packed_delta(self, parameters: list[Tensor]) -> Tensor | None:
+        deltas = [self.state[p].get("delta") for p in parameters]
+        if all(delta is None for delta in deltas):
+            return None
+        return _joined([torch.zeros_like(p) if d is None else d for p, d in zip(parameters, deltas, strict=True)])
+
+    def _recall(self, packs: list[_Pack]) -> list[Tensor] | None:
+        """The vector of the last step; None if there was none, or if someone has written into what was kept."""
+        before = [self.state[pack.owner].get("before") for pack in packs]
+        for pack, vector in zip(packs, before, strict=True):
+            kept, version = self._kept.get(pack.owner, (None, 0))
+            if vector is None or (kept is not None and vector is kept and kept._version != version):
+                return None
+        return before
+
+    def _remember(self, packs: list[_Pack], vector: list[Tensor]) -> None:
+        """Keep ``vector`` for the next step.
+
+        The gradients themselves where the training loop makes new ones every step (``zero_grad()``'s default, or
         ``FlatModel.swap``), which costs nothing; a copy where it writes into the same ones. The first step cannot know.
         """
-        copy = any(s.grad is not None and s.grad is self._last.get(id(s.parameter), (s.grad, 0))[0] for s in slots)
-        for s in slots:
-            if s.before is None:
-                s.state.pop("before", None)
-            else:
-                s.state["before"] = s.before.clone() if copy and s.before is s.grad else s.before
-        self._last = {id(s.parameter): (s.grad, s.grad._version) for s in slots if s.grad is not None}
+        for pack, piece in zip(packs, vector, strict=True):
+            own = piece is not pack.owner.grad
+            again = self._kept.get(pack.owner, (piece, 0))[0] is piece
+            self.state[pack.owner]["before"] = piece.clone() if again and not own else piece
+            if not own:
+                self._kept[pack.owner] = (piece, piece._version)
 
 
 class HyperSGD(_Remembering):
@@ -254,6 +267,7 @@ class HyperSGD(_Remembering):
             group["lr"] = group["initial_lr"] if lr is None else lr
             group["lr"] = _inside(group)
         self.state.clear()
+        self._forget()
         for p, piece in pieces.items():
             self.state[p]["delta"] = piece
 
@@ -261,54 +275,51 @@ class HyperSGD(_Remembering):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; every rate is settled before any parameter moves."""
         loss = _evaluate(closure)
-        slots = self._slots()
-        if not slots:
+        directions = [_decayed(*pair) for pair in zip(self.param_groups, self._gradients(), strict=False)]
+        if not directions:
             return loss
-        for group, mine in zip(self.param_groups, slots, strict=True):
-            _decay(mine, group["weight_decay"])
         if self.param_groups[0]["per_group"]:
-            for group, mine in zip(self.param_groups, slots, strict=True):
+            for group, mine in zip(self.param_groups, directions, strict=True):
                 self._adapt([group], mine)
         else:
-            self._adapt(self.param_groups, list(chain(*slots)))
-        self._remember(list(chain(*slots)))
-        for group, mine in zip(self.param_groups, slots, strict=True):
-            self._move(group, [slot for slot in mine if slot.direction is not None])
+            self._adapt(self.param_groups, list(chain(*directions)))
+        for group, mine in zip(self.param_groups, directions, strict=True):
+            self._move(group, mine)
         return loss
 
-    def _adapt(self, groups: list[dict[str, Any]], slots: list[_Slot]) -> None:
-        """Set the rate that ``groups`` share, and say in ``slot.before`` what to remember."""
-        if all(slot.direction is None for slot in slots):
+    def _adapt(self, groups: list[dict[str, Any]], directions: list[Tensor | None]) -> None:
+        """Set the rate that ``groups`` share."""
+        if all(direction is None for direction in directions):
             return
-        started = any(slot.before is not None for slot in slots)
-        deltas = [slot.state.get("delta") for slot in slots]
-        lr, h = hyper_rate(
-            _rule(groups[0]),
-            _inside(groups[0]),
-            _vector([slot.direction for slot in slots], slots),
-            _vector([slot.before for slot in slots], slots) if started else None,
-            _vector(deltas, slots) if started and any(d is not None for d in deltas) else None,
-        )
+        parameters = [p for group in groups for p in group["params"]]
+        packs = self._pack(parameters)
+        grad = _vector(packs, directions, parameters)
+        before = self._recall(packs)
+        delta = None
+        if any(pack.delta is not None for pack in packs):
+            delta = [torch.zeros_like(g) if p.delta is None else p.delta for p, g in zip(packs, grad, strict=True)]
+        lr, h = hyper_rate(_rule(groups[0]), _inside(groups[0]), grad, before, delta)
         for group in groups:
             group["lr"], group["last_hypergrad"] = lr, h
         if math.isfinite(h):  # else there is nothing to learn from it: the memory stays as it was
-            for slot in slots:
-                slot.before = slot.direction
+            self._remember(packs, grad)
 
-    def _move(self, group: dict[str, Any], slots: list[_Slot]) -> None:
-        steps = [slot.direction for slot in slots if slot.direction is not None]
-        if group["momentum"] and slots:
-            old = [s for s in slots if "momentum_buffer" in s.state]
+    def _move(self, group: dict[str, Any], directions: list[Tensor | None]) -> None:
+        moving = [(p, step) for p, step in zip(group["params"], directions, strict=True) if step is not None]
+        if not moving:
+            return
+        parameters, steps = [p for p, _ in moving], [step for _, step in moving]
+        if group["momentum"]:
+            old = [(self.state[p]["momentum_buffer"], d) for p, d in moving if "momentum_buffer" in self.state[p]]
             if old:
-                buffers = [s.state["momentum_buffer"] for s in old]
+                buffers = [buffer for buffer, _ in old]
                 torch._foreach_mul_(buffers, group["momentum"])
-                torch._foreach_add_(buffers, [s.direction for s in old if s.direction is not None])
-            for s, step in zip(slots, steps, strict=True):
-                if "momentum_buffer" not in s.state:
-                    s.state["momentum_buffer"] = step.clone()
-            steps = [s.state["momentum_buffer"] for s in slots]
-        if slots:
-            torch._foreach_add_([s.parameter for s in slots], steps, alpha=-group["lr"])
+                torch._foreach_add_(buffers, [d for _, d in old])
+            for p, step in moving:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = step.clone()
+            steps = [self.state[p]["momentum_buffer"] for p in parameters]
+        torch._foreach_add_(parameters, steps, alpha=-group["lr"])
 
 
 class DeltaSGD(_Remembering):
@@ -333,21 +344,20 @@ class DeltaSGD(_Remembering):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; one rate for the whole model."""
         loss = _evaluate(closure)
-        slots, group = list(chain(*self._slots())), self.param_groups[0]
-        if not slots:
+        grads, group, parameters = list(chain(*self._gradients())), self.param_groups[0], self._parameters()
+        if not grads:
             return loss
         lr, theta, turned = group["lr"], group["theta"], 0.0
-        if any(slot.before is not None for slot in slots):
-            new, old = _vector([slot.grad for slot in slots], slots), _vector([slot.before for slot in slots], slots)
+        packs = self._pack(parameters)
+        new, old = _vector(packs, grads, parameters), self._recall(packs)
+        if old is not None:
             moved, turned = lr * _norm(old), _norm(torch._foreach_sub(new, old))
             lr, theta = delta_sgd_rate(lr, theta, moved, turned, gamma=group["gamma"], delta=group["delta"])
         for group in self.param_groups:
             group["lr"], group["theta"] = lr, theta
         if math.isfinite(turned):
-            for slot in slots:
-                slot.before = slot.grad
-        self._remember(slots)
-        _descend(slots, lr)
+            self._remember(packs, new)
+        _descend(parameters, grads, lr)
         return loss
 
 
@@ -373,14 +383,14 @@ class PolyakSGD(_Remembering):
         loss = _evaluate(closure) if closure is not None else loss
         if loss is None:
             raise ValueError("PolyakSGD needs the loss; call step(closure), or step(loss=loss.item())")
-        slots, group = list(chain(*self._slots())), self.param_groups[0]
-        if not slots:
+        grads, group = list(chain(*self._gradients())), self.param_groups[0]
+        if not grads:
             return loss
-        grad = [slot.grad for slot in slots if slot.grad is not None]
+        grad = [g for g in grads if g is not None]
         lr = polyak_rate(float(loss), inner(grad, grad), lr=group["max_lr"], c=group["c"], floor=group["floor"])
         for group in self.param_groups:
             group["lr"] = lr
-        _descend(slots, lr)
+        _descend(self._parameters(), grads, lr)
         return loss
 
 
@@ -391,23 +401,30 @@ def _evaluate(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-def _decay(slots: list[_Slot], weight_decay: float) -> None:
+def _decayed(group: dict[str, Any], grads: list[Tensor | None]) -> list[Tensor | None]:
     """g + λw, in new tensors."""
-    mine = [slot for slot in slots if slot.grad is not None]
-    if weight_decay and mine:
-        grads = [slot.grad for slot in mine if slot.grad is not None]
-        decayed = torch._foreach_add(grads, [slot.parameter for slot in mine], alpha=weight_decay)
-        for slot, direction in zip(mine, decayed, strict=True):
-            slot.direction = direction
+    mine = [(i, g, group["params"][i]) for i, g in enumerate(grads) if g is not None]
+    if group["weight_decay"] and mine:
+        decayed = torch._foreach_add([g for _, g, _ in mine], [p for *_, p in mine], alpha=group["weight_decay"])
+        grads = list(grads)
+        for (i, *_), direction in zip(mine, decayed, strict=True):
+            grads[i] = direction
+    return grads
 
 
-def _descend(slots: list[_Slot], lr: float) -> None:
-    mine = [(slot.parameter, slot.grad) for slot in slots if slot.grad is not None]
-    torch._foreach_add_([p for p, _ in mine], [grad for _, grad in mine], alpha=-lr)
+def _descend(parameters: list[Tensor], grads: list[Tensor | None], lr: float) -> None:
+    moving = [(p, g) for p, g in zip(parameters, grads, strict=True) if g is not None]
+    torch._foreach_add_([p for p, _ in moving], [g for _, g in moving], alpha=-lr)
 
 
-def _vector(pieces: list[Tensor | None], slots: list[_Slot]) -> list[Tensor]:
-    return [torch.zeros_like(s.parameter) if x is None else x for x, s in zip(pieces, slots, strict=True)]
+def _vector(packs: list[_Pack], pieces: list[Tensor | None], parameters: list[Tensor]) -> list[Tensor]:
+    """What there is, packed; zeros for a parameter without gradient."""
+    whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, pieces, strict=True)]
+    return [_joined([whole[i] for i in pack.places]) for pack in packs]
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
 
 
 def _norm(pieces: Pieces) -> float:
