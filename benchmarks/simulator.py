@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from fedhyper.errors import FedHyperError
+
 sys.path.insert(0, str(Path(__file__).parent))
 import command_line
 import scaling
@@ -257,4 +259,7 @@ def _cpuinfo() -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedHyperError as problem:  # no data: one line says what to do
+        sys.exit(f"simulator.py: {problem}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from fedhyper.arrays import Array, elementwise, is_number, isfinite, where
 from fedhyper.guard import check_positive, clamp
-from fedhyper.schedulers import FedHyperCL, LRState
+from fedhyper.schedulers import FedHyperCL
 from fedhyper.vectors import cosine, inner, inners
 
 _LARGE = 65_536  # numbers; from here on a copy costs more than a call
@@ -34,24 +34,28 @@ _RULE = tuple(field.name for field in fields(FedHyperCL) if field.name != "lr")
 
 
 def hyper_rate(
-    rule: FedHyperCL, lr: float, grad: Pieces, before: Pieces | None = None, delta: Pieces | None = None
+    rule: FedHyperCL,
+    lr: float,
+    grad: Pieces,
+    before: Pieces | None = None,
+    delta: Pieces | None = None,
+    *,
+    products: Callable[..., list[float]] = inners,
 ) -> tuple[float, float]:
     """FedHyper-CL on vectors in pieces, with the fast inner product: the rate to step with, and the hypergradient.
 
     ``before`` is None at step 0, ``delta`` in the first round. A hypergradient that is not finite was ignored.
+    ``products`` gives ``[<a, b>, <a, c>, ...]`` of ``(a, b, c, ...)``.
     """
     if before is None:
         return lr, 0.0 * inner(grad, grad)  # 0, or NaN: not a gradient to remember
     others = [before] if delta is None or rule.global_term == "off" else [before, delta]
-    along, globally, *_ = [*_compare(rule, grad, others), 0.0]
-    # Vectors of length 1 with these very inner products: the rule itself does the rest.
-    plain = rule if rule.hypergrad == "inner" else replace(rule, hypergrad="inner")
-    state = plain.update(LRState(lr, [along]), [1.0], [globally])
-    return float(state.lr), float(state.hypergrad)
-
-
-def _compare(rule: FedHyperCL, grad: Pieces, others: list[Pieces]) -> list[float]:
-    return inners(grad, *others) if rule.hypergrad == "inner" else [cosine(grad, other) for other in others]
+    if rule.hypergrad == "inner":
+        along, globally, *_ = [*products(grad, *others), 0.0]
+    else:
+        along, globally, *_ = [*(cosine(grad, other) for other in others), 0.0]
+    h = float(rule.hypergradient(along, globally))
+    return float(rule.moved(lr, h)), h
 
 
 def delta_sgd_rate(

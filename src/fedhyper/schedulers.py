@@ -92,7 +92,8 @@ class _Hypergradient:
     def _compare(self, a: Array, b: Array) -> Array:
         return inner(a, b) if self.hypergrad == "inner" else cosine(a, b)
 
-    def _moved(self, lr: Array, h: Array) -> Array:
+    def moved(self, lr: Array, h: Array) -> Array:
+        """The rate after ``lr`` when the hypergradient is ``h``; ``lr`` again where ``h`` is not finite."""
         low, high = self.range
         if self.apply == "add":
             moved = lr + self.hyper_lr * h
@@ -109,7 +110,7 @@ class _Hypergradient:
         usable = isfinite(h)
         rows = usable if isinstance(usable, bool) else usable[..., None]
         before = where(rows, direction, state.before)  # a direction that cannot be used poisons nothing
-        return LRState(self._moved(state.lr, h), before, h)
+        return LRState(self.moved(state.lr, h), before, h)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +171,21 @@ class FedHyperCL(_Hypergradient):
 
     def update(self, state: LRState, grad: Array, delta: Array = 0.0) -> LRState:
         """The rate to take this step with. The state keeps a reference to ``grad``: do not write into it."""
-        h = self._compare(grad, state.before)
-        if not (is_number(state.before) and state.before == 0):  # at step 0 the global term does not act either
-            agreement = self._compare(grad, delta) if self.global_term != "off" else 0.0
-            if self.global_term == "add":
-                h = h + agreement / self.local_steps
-            elif self.global_term == "sign":
-                more, less = h * (1 + self.epsilon), h * (1 - self.epsilon)
-                h = where(agreement > 0, more, where(agreement < 0, less, h)) + 0.0 * agreement  # keeps its NaN
-        return self._next(state, h, grad)
+        along, globally = self._compare(grad, state.before), 0.0
+        started = not (is_number(state.before) and state.before == 0)  # at step 0 the global term does not act either
+        if started and self.global_term != "off":
+            globally = self._compare(grad, delta)
+        return self._next(state, self.hypergradient(along, globally), grad)
+
+    def hypergradient(self, along: Array, globally: Array) -> Array:
+        """What moves the rate, from ``<g_k, g_k-1>`` and ``<g_k, Δ_t-1>`` (or their cosines)."""
+        if self.global_term == "add":
+            return along + globally / self.local_steps
+        if self.global_term == "sign":
+            more, less = along * (1 + self.epsilon), along * (1 - self.epsilon)
+            turned = where(globally > 0, more, where(globally < 0, less, along))
+            return turned + 0.0 * globally  # keeps its NaN
+        return along
 
 
 class Scheduler:

@@ -7,7 +7,7 @@ frozen parameters stay out of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,10 +43,22 @@ def inner(a: Vector, b: Vector) -> float:
 
 def inners(a: Vector, *others: Vector) -> list[float]:
     """``[<a, b>, <a, c>, ...]``, the same bits as ``inner`` one by one."""
+    return _inners(_dot, a, *others)
+
+
+def inners_single(a: Vector, *others: Vector) -> list[float]:
+    """``inners`` where torch has one thread whatever the machine (in a simulator's worker): the whole piece at once.
+
+    With two workers every call waits for the interpreter's lock, and the blocks of ``inners`` are calls.
+    """
+    return _inners(lambda a, b: torch.dot(a, b).item(), a, *others)
+
+
+def _inners(dot: Callable[[Tensor, Tensor], float], a: Vector, *others: Vector) -> list[float]:
     rows = list(_rows(a, *others))
     totals = [math.nan] * len(others)
     if all(x.dtype == torch.float32 and x.is_cpu for row in rows for x in row):
-        totals = [math.fsum(_dot(row[0], row[1 + i]) for row in rows) for i in range(len(others))]
+        totals = [math.fsum(dot(row[0], row[1 + i]) for row in rows) for i in range(len(others))]
     tiny = _TINY * sum(row[0].numel() for row in rows)
     return [
         total if abs(total) > tiny and math.isfinite(total) else _inner_float64([(row[0], row[1 + i]) for row in rows])
@@ -95,6 +107,8 @@ def is_dense(x: Tensor) -> bool:
 def _dot(a: Tensor, b: Tensor) -> float:
     size = a.numel()
     whole = size - size % (2 * _BLOCK) if size >= _LARGE else 0
+    if size <= _SUM:
+        return (a * b).sum().item()
     total = 0.0
     for start in range(whole, size, _SUM):
         total += (a[start : start + _SUM] * b[start : start + _SUM]).sum().item()

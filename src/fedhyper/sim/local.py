@@ -18,6 +18,7 @@ from fedhyper.client import delta_sgd_rate, hyper_rate, polyak_rate
 from fedhyper.guard import clamp
 from fedhyper.schedulers import FedHyperCL, LRState
 from fedhyper.sim.methods import Local
+from fedhyper.vectors import inners_single
 
 Rate = Any  # float, or a tensor [n]
 
@@ -48,10 +49,11 @@ class LocalStep:
 
     def step(self, grad: Tensor, loss: Rate) -> None:
         """One local step, in place."""
-        weights = self.weights if grad.ndim == 1 else self.weights[: len(grad)]
+        if self.weights.shape != grad.shape:  # clients of the stack have finished
+            self.weights = self.weights[: len(grad)]
+        weights = self.weights
         if self.start is not None:
-            start = self.start if grad.ndim == 1 else self.start[: len(grad)]
-            grad.add_(weights - start, alpha=self.local.proximal)
+            grad.add_(weights - _rows(self.start, grad), alpha=self.local.proximal)
         rate, direction = self.rate(grad, loss)
         self._rates.append(rate)
         self.steps += 1
@@ -84,7 +86,7 @@ class HyperStep(LocalStep):
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
         if grad.ndim == 1:
             before, delta = ([v] if v is not None else None for v in (self.before, self.delta))
-            self.lr, _ = hyper_rate(self.rule, self.lr, [grad], before, delta)
+            self.lr, _ = hyper_rate(self.rule, self.lr, [grad], before, delta, products=inners_single)
         else:
             self.lr = self._stack_rate(grad)
         self.before = grad

@@ -66,7 +66,6 @@ class StackedEngine:
         self.layers, self.local = layers, local
         self.train_x, self.test_x = (x.flatten(1).to(device) for x in (task.train_x, task.test_x))
         self.train_y, self.test_y = task.train_y.to(device), task.test_y.to(device)
-        self._minus_one = torch.full((1, 1, 1), -1.0, device=device)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # workers are threads of ours; a sum split among torch's has other bits
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
@@ -87,27 +86,38 @@ class StackedEngine:
         order = sorted(range(len(tasks)), key=lambda i: -len(tasks[i].batches))
         steps = np.array([len(tasks[i].batches) for i in order])
         index, shares = self._padded([tasks[i] for i in order])
-        targets, width = self.train_y[index].unsqueeze(3), index.shape[2]
+        answers, width = self.train_y[index].unsqueeze(2), index.shape[2]
+        wanted = shares.new_zeros(*index.shape[:2], self.layers[-1].outputs, width)
+        wanted.scatter_(2, answers, -shares.unsqueeze(2))
         weights = sent.weights.to(self.train_x.device).repeat(len(tasks), 1)
         delta = None if sent.delta is None else sent.delta.to(weights.device)
         epochs = np.array([tasks[i].epoch_steps for i in order])
         lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
         step = make_step(self.local, weights, sent.local_lr, lengths[0], lengths[1], delta, sent.cohort)
         grads = [torch.empty_like(weights), torch.empty_like(weights)]  # CL compares with the one before
-        log_p = torch.zeros_like(shares)  # of the right answers
+        log_p = torch.zeros_like(wanted)
         inputs = self.train_x.new_empty(len(tasks) * width, self.train_x.shape[1])
-        n = 0
-        for k, working in enumerate((steps > np.arange(len(index))[:, None]).sum(1).tolist()):
-            if n != working:  # views cost as much as the arithmetic: they are made anew only when a client has finished
-                n, x = working, inputs[: working * width]
-                views = [self._views(rows[:n]) for rows in (weights, *grads)]
-            torch.index_select(self.train_x, 0, index[k, :n].view(-1), out=x)
-            batch = (x.view(n, width, -1), targets[k, :n], shares[k, :n])
-            self._gradient(views[0], *batch, out=views[1 + k % 2], log_p=log_p[k, :n])
-            loss = -(log_p[k, :n] * shares[k, :n]).sum(1) if self.local.kind == "polyak" else None
-            step.step(grads[k % 2][:n], loss)
+        working = (steps > np.arange(len(index))[:, None]).sum(1)
+        ends = [*np.flatnonzero(np.diff(working)) + 1, len(index)]
+        # Views cost as much as the arithmetic: they are made once for all steps that the same clients take.
+        for start, end in zip([0, *ends], ends, strict=False):
+            n, here = int(working[start]), slice(start, end)
+            x, mine = inputs[: n * width], [rows[:n] for rows in grads]
+            batch = x.view(n, width, -1)
+            views, outs = self._views(weights[:n]), [self._views(rows) for rows in mine]
+            columns = (
+                index[here, :n].reshape(end - start, -1),
+                wanted[here, :n],
+                shares[here, :n].unsqueeze(2),
+                log_p[here, :n],
+            )
+            for k, (rows, right, share, found) in enumerate(zip(*(c.unbind() for c in columns), strict=True), start):
+                torch.index_select(self.train_x, 0, rows, out=x)
+                self._gradient(views, batch, right, share, out=outs[k % 2], log_p=found)
+                loss = (found * right).sum((1, 2)) if self.local.kind == "polyak" else None
+                step.step(mine[k % 2], loss)
         deltas = sent.weights - weights.cpu()
-        losses = -(log_p.double() * shares).sum(2).cpu()
+        losses = -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu()
         first, mean = losses[0].tolist(), (losses.sum(0) / torch.from_numpy(steps)).tolist()
         replies: dict[int, Reply] = {}
         for row, i in enumerate(order):
@@ -132,31 +142,34 @@ class StackedEngine:
         shape = (len(tasks[0].batches), len(tasks), max(len(batch) for task in tasks for batch in task.batches))
         index, shares = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
         for i, task in enumerate(tasks):
-            for k, batch in enumerate(task.batches):
-                index[k, i, : len(batch)], shares[k, i, : len(batch)] = batch, 1 / len(batch)
+            counts = np.array([len(batch) for batch in task.batches])
+            step = np.repeat(np.arange(len(counts)), counts)
+            place = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)
+            index[step, i, place], shares[step, i, place] = np.concatenate(task.batches), 1 / counts[step]
         return torch.from_numpy(index).to(self.train_x.device), torch.from_numpy(shares).to(self.train_x.device)
 
     def _views(self, rows: Tensor) -> Views:
-        """Each layer's matrices ``[n, out, in]`` and biases ``[n, 1, out]``."""
-        return [(layer.matrix(rows), layer.offset(rows).unsqueeze(1)) for layer in self.layers]
+        """Each layer's matrices ``[n, out, in]`` and biases ``[n, out, 1]``."""
+        return [(layer.matrix(rows), layer.offset(rows).unsqueeze(2)) for layer in self.layers]
 
-    def _gradient(self, weights: Views, x: Tensor, y: Tensor, share: Tensor, *, out: Views, log_p: Tensor) -> None:
-        """The gradient of each client's mean cross-entropy goes to ``out``, log p of the right answers to ``log_p``.
+    def _gradient(self, weights: Views, x: Tensor, wanted: Tensor, share: Tensor, *, out: Views, log_p: Tensor) -> None:
+        """The gradient of each client's mean cross-entropy goes to ``out``, log p of all answers to ``log_p``.
 
-        ``x`` is ``[n, batch, inputs]``, ``y`` ``[n, batch, 1]``, ``share`` ``[n, batch]``.
+        ``x`` is ``[n, batch, inputs]``, ``share`` ``[n, 1, batch]``, ``wanted`` −share at the right answers and 0
+        elsewhere. Activations are ``[n, units, batch]``: with the batch first the product that gives the gradient of a
+        matrix has a transposed factor, and takes twice as long.
         """
-        inputs, z = [], x
+        inputs, z = [], x.transpose(1, 2)
         for i, (matrix, offset) in enumerate(weights):
             inputs.append(z if i == 0 else z.relu_())
-            z = torch.baddbmm(offset, inputs[-1], matrix.transpose(1, 2))
-        dz = z.log_softmax(2)
-        torch.gather(dz, 2, y, out=log_p.unsqueeze(2))
-        dz.exp_().scatter_add_(2, y, self._minus_one.expand(y.shape)).mul_(share.unsqueeze(2))
+            z = torch.baddbmm(offset, matrix, inputs[-1])
+        torch.log_softmax(z, 1, out=log_p)
+        dz = torch.addcmul(wanted, torch.exp(log_p, out=z), share)
         for i in reversed(range(len(weights))):
-            torch.bmm(dz.transpose(1, 2), inputs[i], out=out[i][0])
-            torch.sum(dz, 1, keepdim=True, out=out[i][1])
+            torch.bmm(dz, inputs[i].transpose(1, 2), out=out[i][0])
+            torch.sum(dz, 2, keepdim=True, out=out[i][1])
             if i:
-                dz = torch.bmm(dz, weights[i][0]) * (inputs[i] > 0)
+                dz = torch.bmm(weights[i][0].transpose(1, 2), dz).mul_(inputs[i] > 0)
 
     def _outputs(self, weights: Tensor, x: Tensor) -> Tensor:
         z = x
