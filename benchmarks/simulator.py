@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhyper.errors import FedHyperError
+from fedhyper.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import command_line
@@ -261,5 +261,5 @@ def _cpuinfo() -> list[str]:
 if __name__ == "__main__":
     try:
         main()
-    except FedHyperError as problem:  # no data: one line says what to do
+    except UserError as problem:  # no data: one line says what to do
         sys.exit(f"simulator.py: {problem}")
