@@ -114,7 +114,7 @@ from fedhyper.lab.config import make_config
 from fedhyper.lab.run import run_experiment
 def slow(*args, **kwargs):
     sim = make_simulation(*args, **kwargs)
-    sim._engine.train = lambda *a, **k: time.sleep(60)
+    sim.engine.train = lambda *a, **k: time.sleep(60)
     print("training", flush=True)
     return sim
 run_experiment(make_config({"task": "digits", "clients": 10}), Path(sys.argv[1]), make=slow)

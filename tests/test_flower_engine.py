@@ -29,7 +29,7 @@ def settings(**changed: Any) -> Any:
 def simulate(config: Any, **grid: Any) -> list[dict[str, Any]]:
     sim = make_simulation(config, workers=1)
     if grid:
-        sim._engine = FlowerEngine(LocalGrid(make_client_app(dump(config)), 6, **grid), sim._engine, 6)
+        sim.engine = FlowerEngine(LocalGrid(make_client_app(dump(config)), 6, **grid), sim.engine, 6)
     records = [sim.run_round(evaluate=True) for _ in range(config.rounds)]
     sim.close()
     return [*({k: v for k, v in r.items() if "seconds" not in k} for r in records), {"sha256": sim.weights_sha256()}]

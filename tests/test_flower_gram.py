@@ -63,6 +63,11 @@ def test_products_are_exact_enough_and_zero_vectors_are_no_trouble() -> None:
         assert gram.sq_distance({"x": a}, {"x": b}, ["x"]) == pytest.approx(
             float(((a - b).astype(float) ** 2).sum()), rel=1e-6
         )
+        for scale in (1.0, 1e-25, 1e25):
+            far = [{"x": np.float32(scale) * b}, {"x": np.float32(scale) * a}]
+            near = {"x": np.float32(scale) * a}
+            exact = gram.sq_distance(near, far[0], ["x"])
+            assert gram.sq_distances(near, far, ["x"]) == pytest.approx([exact, 0.0], rel=1e-5)
     zero = np.zeros(10, np.float32)
     plan = Auto()
     state = gram.update(plan, plan.init(), zero, None, loss=1.0, sq_norm=0.0)
@@ -131,7 +136,7 @@ def test_same_replies_same_numbers_as_the_simulator(method: str) -> None:
         seed=0,
         engine="sequential",
     )
-    sim._engine = recording = Recording(sim._engine)
+    sim.engine = recording = Recording(sim.engine)
     strategy = FedHyper(FedAvgM(server_momentum=0.9) if method == "fedavgm" else FedAvg(), sim.method.plan)
     for t in range(1, 7):
         record = sim.run_round(evaluate=False)

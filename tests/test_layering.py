@@ -29,6 +29,7 @@ LAYERS = {
     "theory": 1,
     "checkpoint": 2,
     "client": 2,
+    "remembering": 2,
     "vectors": 2,
     "sim": 3,
     "flower": 3,

@@ -536,7 +536,7 @@ def test_a_long_round_is_abandoned(whole: Path, tmp_path: Path, monkeypatch: pyt
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         sim = make_simulation(*args, **kwargs)
-        real = {"training": sim._engine.train, "evaluation": sim._engine.evaluate}[where]
+        real = {"training": sim.engine.train, "evaluation": sim.engine.evaluate}[where]
 
         def wait(*a: Any, **k: Any) -> Any:
             if sim.round >= 3:
@@ -544,7 +544,7 @@ def test_a_long_round_is_abandoned(whole: Path, tmp_path: Path, monkeypatch: pyt
                 time.sleep(60)
             return real(*a, **k)
 
-        monkeypatch.setattr(sim._engine, {"training": "train", "evaluation": "evaluate"}[where], wait)
+        monkeypatch.setattr(sim.engine, {"training": "train", "evaluation": "evaluate"}[where], wait)
         return sim
 
     started = time.monotonic()

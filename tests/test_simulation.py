@@ -115,13 +115,13 @@ def test_reset_and_carry() -> None:
 
 def poison(simulation: Simulation, bad: set[int], value: float) -> None:
     """The clients in ``bad`` (by position in the round) return ``value``."""
-    train = simulation._engine.train
+    train = simulation.engine.train
 
     def poisoned(tasks, sent):  # type: ignore[no-untyped-def]
         for i, reply in enumerate(train(tasks, sent)):
             yield reply._replace(delta=reply.delta * 0 + value) if i in bad else reply
 
-    simulation._engine.train = poisoned  # type: ignore[method-assign]
+    simulation.engine.train = poisoned  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -255,13 +255,13 @@ def test_learns_the_digits() -> None:
 
 def test_bad_statistics_are_dropped_like_bad_weights() -> None:
     simulation = make_simulation(model=batchnorm_net())
-    train = simulation._engine.train
+    train = simulation.engine.train
 
     def poisoned(tasks, sent):  # type: ignore[no-untyped-def]
         for i, reply in enumerate(train(tasks, sent)):
             yield reply._replace(buffers=reply.buffers * math.inf) if i == 1 else reply
 
-    simulation._engine.train = poisoned  # type: ignore[method-assign]
+    simulation.engine.train = poisoned  # type: ignore[method-assign]
     record = run(simulation, 1)[0]
     assert record["reject_reasons"] == {"non-finite statistics": 1}
     assert all(torch.isfinite(w.double()).all() for w in simulation.named_weights().values())

@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fedhyper.arrays import Array, elementwise, is_number, isfinite, where
 from fedhyper.guard import check_positive, clamp
+from fedhyper.remembering import Params, Remembering, decayed, descend, evaluate, packed
 from fedhyper.schedulers import FedHyperCL
 from fedhyper.vectors import cosine, inner, inners
 
-_LARGE = 65_536  # numbers; from here on a copy costs more than a call
-Params = Iterable[Any]  # what torch.optim takes: tensors, or dicts with "params"
 Pieces = Sequence[Tensor]
 _RULE = tuple(field.name for field in fields(FedHyperCL) if field.name != "lr")
 
@@ -84,104 +82,7 @@ def polyak_rate(loss: Array, sq_norm: Array, *, lr: float, c: float = 0.5, floor
     return where(isfinite(loss + sq_norm) & (gap > 0), rate, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pack:
-    """Parameters whose gradients are compared as one vector: small ones together, as calls cost more than copies."""
-
-    owner: Tensor  # the first of them; its state has "before", the vector of the last step
-    places: list[int]  # where they stand among the parameters that share a rate
-    delta: Tensor | None
-
-
-class _Remembering(Optimizer):
-    """What the three share: gradients that can be used, and the previous one kept without a copy where possible."""
-
-    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
-        self._forget()
-        super().__init__(params, defaults)
-
-    def _forget(self) -> None:
-        self._packs: dict[Tensor, list[_Pack]] = {}  # by the first parameter of those that share a rate
-        self._kept: dict[Tensor, tuple[Tensor, int]] = {}  # by owner: its .grad in the last step, and version
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._forget()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As ``torch.optim.Optimizer``, but one rate serves the whole model; complex parameters are refused."""
-        group = dict(param_group)
-        live = self.param_groups[0] if self.param_groups else self.defaults
-        for name in self._shared():
-            if group.setdefault(name, live[name]) != live[name]:
-                raise ValueError(
-                    f"a parameter group has {name}={group[name]!r}, but the whole model shares {live[name]!r}; "
-                    "only HyperSGD(per_group=True) has a rate for each group"
-                )
-        super().add_param_group(group)
-        for p in self.param_groups[-1]["params"]:
-            if p.is_complex():
-                raise ValueError(f"{type(self).__name__} trains real parameters, got {p.dtype}; use view_as_real")
-        for state in self.state.values():
-            state.pop("before", None)  # the vector has grown: the rate rests for a step
-        self._forget()
-
-    def _shared(self) -> Iterable[str]:
-        """The settings that may not differ between groups."""
-        return self.defaults
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
-    def _gradients(self) -> list[list[Tensor | None]]:
-        """By group; empty when no parameter has one."""
-        gradients = [[p.grad for p in group["params"]] for group in self.param_groups]
-        present = [g for grads in gradients for g in grads if g is not None]
-        if any(g.layout != torch.strided for g in present):
-            raise ValueError(f"{type(self).__name__} needs dense gradients; build the embedding with sparse=False")
-        return gradients if present else []
-
-    def _pack(self, parameters: list[Tensor]) -> list[_Pack]:
-        if parameters[0] not in self._packs:
-            together: dict[Any, list[int]] = {}
-            for i, p in enumerate(parameters):
-                together.setdefault((p.device, p.dtype) if p.numel() < _LARGE else i, []).append(i)
-            self._packs[parameters[0]] = [
-                _Pack(parameters[places[0]], places, self._packed_delta([parameters[i] for i in places]))
-                for places in together.values()
-            ]
-        return self._packs[parameters[0]]
-
-    def _packed_delta(self, parameters: list[Tensor]) -> Tensor | None:
-        deltas = [self.state[p].get("delta") for p in parameters]
-        if all(delta is None for delta in deltas):
-            return None
-        return _joined([torch.zeros_like(p) if d is None else d for p, d in zip(parameters, deltas, strict=True)])
-
-    def _recall(self, packs: list[_Pack]) -> list[Tensor] | None:
-        """The vector of the last step; None if there was none, or if someone has written into what was kept."""
-        before = [self.state[pack.owner].get("before") for pack in packs]
-        for pack, vector in zip(packs, before, strict=True):
-            kept, version = self._kept.get(pack.owner, (None, 0))
-            if vector is None or (kept is not None and vector is kept and kept._version != version):
-                return None
-        return before
-
-    def _remember(self, packs: list[_Pack], vector: list[Tensor]) -> None:
-        """Keep ``vector`` for the next step.
-
-        The gradients themselves where the training loop makes new ones every step (``zero_grad()``'s default, or
-        ``FlatModel.swap``), which costs nothing; a copy where it writes into the same ones. The first step cannot know.
-        """
-        for pack, piece in zip(packs, vector, strict=True):
-            own = piece is not pack.owner.grad
-            again = self._kept.get(pack.owner, (piece, 0))[0] is piece
-            self.state[pack.owner]["before"] = piece.clone() if again and not own else piece
-            if not own:
-                self._kept[pack.owner] = (piece, piece._version)
-
-
-class HyperSGD(_Remembering):
+class HyperSGD(Remembering):
     """FedHyper-CL: SGD whose rate grows while gradients agree with the one before and with the last global step.
 
         β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K),    w ← w − β_k g_k
@@ -278,8 +179,8 @@ class HyperSGD(_Remembering):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; every rate is settled before any parameter moves."""
-        loss = _evaluate(closure)
-        directions = [_decayed(*pair) for pair in zip(self.param_groups, self._gradients(), strict=False)]
+        loss = evaluate(closure)
+        directions = [decayed(*pair) for pair in zip(self.param_groups, self.gradients(), strict=False)]
         if not directions:
             return loss
         if self.param_groups[0]["per_group"]:
@@ -296,9 +197,9 @@ class HyperSGD(_Remembering):
         if all(direction is None for direction in directions):
             return
         parameters = [p for group in groups for p in group["params"]]
-        packs = self._pack(parameters)
-        grad = _vector(packs, directions, parameters)
-        before = self._recall(packs)
+        packs = self.packs(parameters)
+        grad = packed(packs, directions, parameters)
+        before = self.recall(packs)
         delta = None
         if any(pack.delta is not None for pack in packs):
             delta = [torch.zeros_like(g) if p.delta is None else p.delta for p, g in zip(packs, grad, strict=True)]
@@ -306,7 +207,7 @@ class HyperSGD(_Remembering):
         for group in groups:
             group["lr"], group["last_hypergrad"] = lr, h
         if math.isfinite(h):  # else there is nothing to learn from it: the memory stays as it was
-            self._remember(packs, grad)
+            self.remember(packs, grad)
 
     def _move(self, group: dict[str, Any], directions: list[Tensor | None]) -> None:
         moving = [(p, step) for p, step in zip(group["params"], directions, strict=True) if step is not None]
@@ -326,7 +227,7 @@ class HyperSGD(_Remembering):
         torch._foreach_add_(parameters, steps, alpha=-group["lr"])
 
 
-class DeltaSGD(_Remembering):
+class DeltaSGD(Remembering):
     """Δ-SGD (Kim et al., ICLR 2024): the rate from the local smoothness that consecutive gradients show; no tuning.
 
         η_k = min(γ |x_k − x_k-1| / (2 |g_k − g_k-1|), √(1 + δ θ_k-1) η_k-1),    θ_k = η_k / η_k-1
@@ -347,25 +248,25 @@ class DeltaSGD(_Remembering):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; one rate for the whole model."""
-        loss = _evaluate(closure)
-        grads, group, parameters = list(chain(*self._gradients())), self.param_groups[0], self._parameters()
+        loss = evaluate(closure)
+        grads, group, parameters = list(chain(*self.gradients())), self.param_groups[0], self._parameters()
         if not grads:
             return loss
         lr, theta, turned = group["lr"], group["theta"], 0.0
-        packs = self._pack(parameters)
-        new, old = _vector(packs, grads, parameters), self._recall(packs)
+        packs = self.packs(parameters)
+        new, old = packed(packs, grads, parameters), self.recall(packs)
         if old is not None:
             moved, turned = lr * _norm(old), _norm(torch._foreach_sub(new, old))
             lr, theta = delta_sgd_rate(lr, theta, moved, turned, gamma=group["gamma"], delta=group["delta"])
         for group in self.param_groups:
             group["lr"], group["theta"] = lr, theta
         if math.isfinite(turned):
-            self._remember(packs, new)
-        _descend(parameters, grads, lr)
+            self.remember(packs, new)
+        descend(parameters, grads, lr)
         return loss
 
 
-class PolyakSGD(_Remembering):
+class PolyakSGD(Remembering):
     """FedSPS (Mukherjee et al., 2023): the stochastic Polyak step, ``η = min((F − F*) / (c |g|²), lr)``.
 
     lr      the longest rate allowed; ``param_groups[i]["lr"]`` is the one used last, "max_lr" this one
@@ -384,51 +285,18 @@ class PolyakSGD(_Remembering):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """One step; one rate for the whole model."""
-        loss = _evaluate(closure) if closure is not None else loss
+        loss = evaluate(closure) if closure is not None else loss
         if loss is None:
             raise ValueError("PolyakSGD needs the loss; call step(closure), or step(loss=loss.item())")
-        grads, group = list(chain(*self._gradients())), self.param_groups[0]
+        grads, group = list(chain(*self.gradients())), self.param_groups[0]
         if not grads:
             return loss
         grad = [g for g in grads if g is not None]
         lr = polyak_rate(float(loss), inner(grad, grad), lr=group["max_lr"], c=group["c"], floor=group["floor"])
         for group in self.param_groups:
             group["lr"] = lr
-        _descend(self._parameters(), grads, lr)
+        descend(self._parameters(), grads, lr)
         return loss
-
-
-def _evaluate(closure: Callable[[], Any] | None) -> Any:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def _decayed(group: dict[str, Any], grads: list[Tensor | None]) -> list[Tensor | None]:
-    """g + λw, in new tensors."""
-    mine = [(i, g, group["params"][i]) for i, g in enumerate(grads) if g is not None]
-    if group["weight_decay"] and mine:
-        decayed = torch._foreach_add([g for _, g, _ in mine], [p for *_, p in mine], alpha=group["weight_decay"])
-        grads = list(grads)
-        for (i, *_), direction in zip(mine, decayed, strict=True):
-            grads[i] = direction
-    return grads
-
-
-def _descend(parameters: list[Tensor], grads: list[Tensor | None], lr: float) -> None:
-    moving = [(p, g) for p, g in zip(parameters, grads, strict=True) if g is not None]
-    torch._foreach_add_([p for p, _ in moving], [g for _, g in moving], alpha=-lr)
-
-
-def _vector(packs: list[_Pack], pieces: list[Tensor | None], parameters: list[Tensor]) -> list[Tensor]:
-    """What there is, packed; zeros for a parameter without gradient."""
-    whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, pieces, strict=True)]
-    return [_joined([whole[i] for i in pack.places]) for pack in packs]
-
-
-def _joined(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
 
 
 def _norm(pieces: Pieces) -> float:

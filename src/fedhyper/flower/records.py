@@ -86,6 +86,11 @@ class Layout:
     dtypes: dict[str, np.dtype[Any]]
     trained: tuple[str, ...]
 
+    @property
+    def untrained(self) -> list[str]:
+        """Averaged, never stepped."""
+        return [name for name in self.shapes if name not in self.trained]
+
     @classmethod
     def of(cls, record: ArrayRecord, trainable: Trainable = None) -> Layout:
         """From the arrays a run starts with. ``trainable``: names, or a predicate; default: floats that are no
@@ -120,19 +125,20 @@ class Layout:
                 return f"array {name!r} is {arrays[name].dtype}, expected {self.dtypes[name]}"
         return None
 
-    def delta(
-        self, before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]], out: Vector | None = None
-    ) -> Vector:
-        """Δ = before − after over the trained arrays, as one vector; written into ``out`` if that is given."""
+    def vector(self, fill: Callable[[str, NDArray[Any]], object], out: Vector | None = None) -> Vector:
+        """One vector of the trained numbers, each array's part written by ``fill(name, part)``; ``out`` is reused."""
         dtype = np.result_type(np.float32, *(self.dtypes[name] for name in self.trained))
         sizes = [math.prod(self.shapes[name]) for name in self.trained]
         flat: Vector = np.empty(sum(sizes), dtype) if out is None else out
-        start = 0
-        for name, size in zip(self.trained, sizes, strict=True):
-            piece = flat[start : start + size].reshape(self.shapes[name])
-            np.subtract(before[name], after[name], out=piece, casting="same_kind")
-            start += size
+        for name, part in self.named(flat).items():
+            fill(name, part)
         return flat
+
+    def delta(self, before: Arrays, after: Arrays, out: Vector | None = None) -> Vector:
+        """Δ = before − after over the trained arrays, as one vector; written into ``out`` if that is given."""
+        return self.vector(
+            lambda name, part: np.subtract(before[name], after[name], out=part, casting="same_kind"), out
+        )
 
     def named(self, vector: Vector) -> Arrays:
         """A vector of trained numbers, cut into named arrays again (views)."""

@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,13 +188,14 @@ class FedHyper(Strategy):
         server_round += self._offset
         messages = list(replies)
         contents = [message.content if message.has_content() else None for message in messages]
-        lazy = known.pure_mean(self.strategy) and not self.aggregate_only
+        lazy = known.repeatable(self.strategy) and not self.aggregate_only
         believed, errors = self._believe(server_round, messages, finite=not lazy)
         arrays, metrics, fate = self._step(server_round, believed, errors) if believed else (None, None, "idle")
         if lazy and believed and fate == "idle":  # a number in one of them was not finite: find out in which
             for message, content in zip(messages, contents, strict=True):
                 if content is not None:
                     message.content = content
+            known.synchronize(self.strategy, self._sent)
             believed, errors = self._believe(server_round, messages, finite=True)
             arrays, metrics, fate = self._step(server_round, believed, errors) if believed else (None, None, "idle")
         self._report_rejected()
@@ -251,7 +253,9 @@ class FedHyper(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None, Literal["step", "rollback", "idle"]]:
         before = views(self._sent)
         steps = known.steps(self.strategy) and not self.aggregate_only
-        raw = self._mean(believed, self.layout.shapes) if steps else None  # now: FedMedian empties the replies it reads
+        readable = steps and known.readable(self.strategy)
+        names = self.layout.untrained if readable else self.layout.shapes
+        raw = self._mean(believed, names) if steps else None  # now: FedMedian empties the replies it reads
         counters = {} if self.aggregate_only else self._largest(believed)
         memory = known.memory(self.strategy)
         sq_norms = self._sq_norms(before, believed)
@@ -260,7 +264,10 @@ class FedHyper(Strategy):
         if after is None or not self._usable(after):
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
-        delta = self.layout.delta(before, after if raw is None else raw, self._spare)
+        if readable:
+            delta = self.layout.vector(partial(known.read_back, self.strategy, memory), self._spare)
+        else:
+            delta = self.layout.delta(before, after if raw is None else raw, self._spare)
         hidden = [dict(metrics or {})] if self.aggregate_only else None
         rows, weights = hidden or [reply.metrics for reply in believed], [reply.weight for reply in believed]
         loss = self._losses.mean(rows, weights[: len(rows)])
@@ -307,8 +314,8 @@ class FedHyper(Strategy):
         if self.aggregate_only or all(SQ_NORM in reply.metrics for reply in believed):
             return None
         total = sum(reply.weight for reply in believed)
-        trained = self.layout.trained
-        return sum(reply.weight / total * gram.sq_distance(before, reply.arrays, trained) for reply in believed)
+        distances = gram.sq_distances(before, [reply.arrays for reply in believed], self.layout.trained)
+        return sum(reply.weight / total * squared for reply, squared in zip(believed, distances, strict=True))
 
     def _usable(self, after: Arrays) -> bool:
         """Whether the inner strategy gave back a model of this shape, all of it finite."""

@@ -60,7 +60,7 @@ def run_experiment(
 
 def _make(config: Config, *, grid: Grid, **settings: Any) -> Simulation:
     sim = make_simulation(_sequential(config), **settings)
-    sim._engine = FlowerEngine(grid, sim._engine, sim.partition.clients)
+    sim.engine = FlowerEngine(grid, sim.engine, sim.partition.clients)
     return sim
 
 
@@ -175,7 +175,7 @@ def make_client_app(config: str) -> ClientApp:
 @cache
 def _engine(config: str) -> Engine:
     """The slow twin, with its data; a worker process serves many clients."""
-    return make_simulation(_sequential(make_config(parse_toml(config.encode(), "config"))), workers=1)._engine
+    return make_simulation(_sequential(make_config(parse_toml(config.encode(), "config"))), workers=1).engine
 
 
 class _Flower:

@@ -45,6 +45,13 @@ class Reply(NamedTuple):
     lr_max: float
     lr_last: float
 
+    @classmethod
+    def of(cls, task: ClientTask, rates: Sequence[float], **parts: Any) -> Reply:
+        """``task``'s reply; ``rates`` are those of its local steps, ``parts`` the update and the losses."""
+        mean = sum(rates) / len(rates)
+        parts |= {"lr_mean": mean, "lr_min": min(rates), "lr_max": max(rates), "lr_last": rates[-1]}
+        return cls(client=task.client, examples=task.examples, **parts)
+
 
 class Sent(NamedTuple):
     """What the server sends: w_t with its buffers, β_t, Δ_t-1 for CL's global term, and how many clients M it asks."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedhyper.arrays import cosine, inner
 from fedhyper.guard import all_finite, norm_caps, reject_reason
-from fedhyper.sim.engines import ClientTask, Reply, Sent, gather, make_engine, scatter
+from fedhyper.sim.engines import ClientTask, Engine, Reply, Sent, gather, make_engine, scatter
 from fedhyper.sim.methods import Method
 from fedhyper.sim.partition import Partition
 from fedhyper.sim.rng import generator
@@ -30,7 +30,8 @@ class Simulation:
     """A federated run on one machine. ``run_round()`` until you have enough; the same settings give the same bits.
 
     ``model`` gives the architecture and w_0. ``engine="sequential"`` is the slow twin of ``"fast"``, the default.
-    ``workers`` is the number of threads that train clients and never changes a result.
+    ``workers`` is the number of threads that train clients and never changes a result. Before the first round
+    ``engine`` may be replaced by another ``Engine``: that is how Flower's nodes train a simulation's clients.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Simulation:
         self.batch_size, self.seed, self.weighting, self.sampling = batch_size, seed, weighting, sampling
         self.carry, self.norm_cap = carry, norm_cap
         self._flat = FlatModel(model)
-        self._engine = make_engine(
+        self.engine: Engine = make_engine(
             engine, model=model, task=task, local=method.local, workers=workers, device=device, dtype=dtype
         )
         weights = self._flat.weights.clone()
@@ -97,7 +98,7 @@ class Simulation:
         delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
         cohort = self.clients_per_round
         sent = Sent(state.weights, state.buffers, state.counters, local_lr, delta_down, cohort)
-        replies = self._engine.train(self._client_tasks(state.round), sent)
+        replies = self.engine.train(self._client_tasks(state.round), sent)
 
         # each takes K local steps and returns Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
         mean = _Mean(self.method.plan.requires, self.weighting)
@@ -205,12 +206,12 @@ class Simulation:
 
     def evaluate(self) -> dict[str, float]:
         """Mean loss and accuracy (a fraction) on the task's test set."""
-        loss, accuracy = self._engine.evaluate(self._to_evaluate())
+        loss, accuracy = self.engine.evaluate(self._to_evaluate())
         return {"test_loss": loss, "accuracy": accuracy}
 
     def client_accuracy(self) -> list[float]:
         """The global model's accuracy on each client's own training data, in client order."""
-        return self._engine.accuracy_by_client(self._to_evaluate(), self.partition)
+        return self.engine.accuracy_by_client(self._to_evaluate(), self.partition)
 
     def _to_evaluate(self) -> Sent:
         state = self._state
@@ -245,7 +246,7 @@ class Simulation:
 
     def close(self) -> None:
         """End the workers."""
-        self._engine.close()
+        self.engine.close()
 
 
 class _Mean:

@@ -53,18 +53,14 @@ class SequentialEngine:
             optimizer.step(loss=losses[-1]) if isinstance(optimizer, PolyakSGD) else optimizer.step()
             if not isinstance(optimizer, _ReleasedSGD):
                 rates.append(float(optimizer.param_groups[0]["lr"]))
-        return Reply(
-            client=task.client,
-            examples=task.examples,
+        return Reply.of(
+            task,
+            rates,
             delta=sent.weights - self._vector(),
             buffers=gather(self._buffers(floating=True), torch.float32),
             counters=gather(self._buffers(floating=False), torch.int64),
             first_loss=losses[0],
             mean_loss=sum(losses) / len(losses),
-            lr_mean=sum(rates) / len(rates),
-            lr_min=min(rates),
-            lr_max=max(rates),
-            lr_last=rates[-1],
         )
 
     def _trainable(self) -> list[nn.Parameter]:

@@ -121,19 +121,14 @@ class StackedEngine:
         first, mean = losses[0].tolist(), (losses.sum(0) / torch.from_numpy(steps)).tolist()
         replies: dict[int, Reply] = {}
         for row, i in enumerate(order):
-            rates = step.rates(row)
-            replies[i] = Reply(
-                client=tasks[i].client,
-                examples=tasks[i].examples,
+            replies[i] = Reply.of(
+                tasks[i],
+                step.rates(row),
                 delta=deltas[row],
                 buffers=sent.buffers,
                 counters=sent.counters,
                 first_loss=first[row],
                 mean_loss=mean[row],
-                lr_mean=sum(rates) / len(rates),
-                lr_min=min(rates),
-                lr_max=max(rates),
-                lr_last=rates[-1],
             )
         return [replies[i] for i in range(len(tasks))]
 

@@ -10,8 +10,9 @@ import copy
 import ctypes
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 
 import torch
@@ -26,7 +27,6 @@ from fedhyper.sim.tasks import Task
 from fedhyper.vectors import FlatModel
 
 _EVAL_BATCH = 500
-_IN_FLIGHT = 1 << 26  # weights in replies that wait their turn, altogether
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
@@ -102,19 +102,14 @@ class _Worker:
             losses.append(loss.item())
             step.step(flat.grad, losses[-1])
             flat.swap()  # CL compares with the gradient before: two buffers take turns, no copy
-        rates = step.rates()
-        return Reply(
-            client=task.client,
-            examples=task.examples,
+        return Reply.of(
+            task,
+            step.rates(),
             delta=sent.weights - self._copy(flat.weights, torch.empty_like(sent.weights), to_standard=True),
             buffers=flat.buffers.float().cpu().clone(),
             counters=gather(list(flat.counters.values()), torch.int64),
             first_loss=losses[0],
             mean_loss=sum(losses) / len(losses),
-            lr_mean=sum(rates) / len(rates),
-            lr_min=min(rates),
-            lr_max=max(rates),
-            lr_last=rates[-1],
         )
 
     @torch.no_grad()
@@ -145,15 +140,15 @@ class ThreadEngine:
         self._pool = ThreadPoolExecutor(workers)
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
-        """Replies in the order of ``tasks``; within a window, so that memory does not grow with the cohort, the longest
-        client first, so that no worker waits long for the last (4 % of a Fashion-MNIST round of ten)."""
-        window = max(2 * len(self._workers), min(64, _IN_FLIGHT // sent.weights.numel()))
-        for start in range(0, len(tasks), window):
-            some = tasks[start : start + window]
-            longest = sorted(range(len(some)), key=lambda i: -len(some[i].batches))
-            waiting = {i: self._pool.submit(self._train_one, some[i], sent) for i in longest}
-            for i in range(len(some)):
-                yield waiting.pop(i).result()
+        """Replies in the order of ``tasks``; a few are in flight, so memory does not grow with the cohort."""
+        waiting: deque[Future[Reply]] = deque()
+        ahead = iter(tasks)
+        for task in ahead:
+            waiting.append(self._pool.submit(self._train_one, task, sent))
+            if len(waiting) > 2 * len(self._workers):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def _train_one(self, task: ClientTask, sent: Sent) -> Reply:
         worker = self._idle.get()
