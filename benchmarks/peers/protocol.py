@@ -99,10 +99,19 @@ def commands(line: TextIO, weights: Callable[[], Floats]) -> Iterator[int]:
             np.save(argument, np.asarray(weights(), np.float32))
             print("ok", file=line)
         elif command == "memory":
-            peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-            print(1024 * peak, file=line)
+            children = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+            print(max(peak_bytes(), children), file=line)
         else:
             return
+
+
+def peak_bytes() -> int:
+    """The most memory this process has had. Not ru_maxrss, which a process inherits from the one that started it."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    [peak] = [text.split()[1] for text in status.read_text().splitlines() if text.startswith("VmHWM")]
+    return 1024 * int(peak)
 
 
 def serve(line: TextIO, work: Work, run: Callable[[list[Client]], Any], weights: Callable[[], Floats]) -> None:

@@ -48,6 +48,10 @@ def make_partition(config: Config) -> tuple[Task, Partition]:
 
 def make_simulation(config: Config, *, workers: int | None = None, device: str = "cpu") -> Simulation:
     """The simulation a config describes, before its first round. ``workers`` None means every core."""
+    if "torch" not in sys.modules:
+        from fedhyper.sim.data import read_ahead
+
+        read_ahead(config.task)
     check_device(device)
     from fedhyper.sim.methods import make_method
     from fedhyper.sim.models import make_model

@@ -13,7 +13,7 @@ import math
 import os
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then 1024 red, green and blue bytes
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 # An idx file is inflated no further than this, so that a hostile .gz cannot fill the memory.
 MAX_CONTENT = 1 << 30
+_ahead: dict[str, Future[list[Any]]] = {}
 
 
 def data_dir() -> Path:
@@ -170,8 +171,21 @@ def _limit(file: DataFile) -> int:
     return math.prod(file.shape) + 64 if file.kind == "idx" else MAX_CONTENT
 
 
+def read_ahead(name: str) -> None:
+    """Begin to read a dataset in another thread, for the next ``load_files``: it goes on while torch is imported."""
+    if name in DATASETS and name not in _ahead:
+        pool = ThreadPoolExecutor(1)
+        _ahead[name] = pool.submit(_read_files, name)
+        pool.shutdown(wait=False)
+
+
 def load_files(name: str) -> list[Any]:
     """Every file of a dataset, read and checked, in the order of the registry."""
+    begun = _ahead.pop(name, None)
+    return _read_files(name) if begun is None else begun.result()
+
+
+def _read_files(name: str) -> list[Any]:
     files, directory = dataset(name).files, data_dir() / name
     paths = [find_file(directory, file) for file in files]
     missing = [file.path for file, path in zip(files, paths, strict=True) if path is None]
