@@ -24,6 +24,7 @@ TESTS = {  # by the file that is broken, the quick ones first; the later ones ru
     "server": ["server"],
     "guard": ["guard", "trajectories", "laws"],
     "plans": ["plans", "trajectories"],
+    "automatic": ["auto"],
     "theory": ["theory"],
 }
 SECONDS = 300  # no mutant here hangs: longer than this is an accident, not a kill
@@ -66,14 +67,15 @@ MUTANTS = [
     Mutant(
         "schedulers", "self._compare(delta, state.before), delta)", "self._compare(delta, state.before), state.before)"
     ),
-    Mutant("schedulers", "h + agreement / self.local_steps", "h + agreement"),
-    Mutant("schedulers", "h + agreement / self.local_steps", "h - agreement / self.local_steps"),
-    Mutant("schedulers", "if not (is_number(state.before) and state.before == 0):", "if True:"),
-    Mutant("schedulers", "if not (is_number(state.before) and state.before == 0):", "if not is_number(state.before):"),
+    Mutant("schedulers", "along + globally / self.local_steps", "along + globally"),
+    Mutant("schedulers", "along + globally / self.local_steps", "along - globally / self.local_steps"),
+    Mutant("schedulers", "not (is_number(state.before) and state.before == 0)", "True"),
+    Mutant("schedulers", "not (is_number(state.before) and state.before == 0)", "not is_number(state.before)"),
     Mutant(
-        "schedulers", "where(agreement > 0, more, where(agreement < 0, less, h))", "where(agreement > 0, more, less)"
+        "schedulers", "where(globally > 0, more, where(globally < 0, less, along))", "where(globally > 0, more, less)"
     ),
-    Mutant("schedulers", "+ 0.0 * agreement", ""),
+    Mutant("schedulers", "turned + 0.0 * globally", "turned"),
+    Mutant("schedulers", 'if started and self.global_term != "off":', "if started:"),
     Mutant("schedulers", 'if self.hypergrad == "inner" else', 'if self.hypergrad == "cosine" else'),
     Mutant("schedulers", '"bounds": "absolute", "hypergrad"', '"bounds": "relative", "hypergrad"'),
     Mutant("schedulers", "and self.bound >= 1", "and self.bound > 1"),
@@ -119,6 +121,15 @@ MUTANTS = [
     ),
     Mutant("plans", '"sq_norm": sq_norm}', '"sq_norm": loss}'),
     Mutant("plans", "PlanState(glob.lr, local.lr, False", "PlanState(local.lr, glob.lr, False"),
+    # automatic
+    Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "min(self.local_lr, self.probe)"),
+    Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "self.local_lr * self.global_lr"),
+    Mutant("automatic", "h + self.sharpness * h * abs(h) + self.drive", "h + self.sharpness * h * h + self.drive"),
+    Mutant("automatic", "+ self.drive - self.brake * p", "+ self.drive"),
+    Mutant("automatic", "self.climb**2 if rate.lr < self.probe else self.climb", "self.climb"),
+    Mutant("automatic", "min(rate.lr * factor, ceiling)", "rate.lr * factor"),
+    Mutant("automatic", "return PlanState(1.0, rate.lr, True,", "return PlanState(1.0, rate.lr, False,"),
+    Mutant("automatic", "if length > 0 else 0.0", "if length >= 0 else 0.0"),
     # theory
     Mutant("theory", "g2, g4 = local_bound**2, local_bound**4", "g2, g4 = local_bound**2, local_bound**2"),
     Mutant("theory", "((k - 1) / g2 + 1) / g2", "((k - 1) / g2 + 1)"),
