@@ -102,8 +102,11 @@ class Auto:
         """The whole budget as the local rate."""
         return PlanState(1.0, self.start, False, 0.0, (LRState(self.start), AutoState()))
 
-    def update(self, state: PlanState, delta: Array, *, loss: float = math.nan, sq_norm: float = math.nan) -> PlanState:
-        """Climb, follow or retreat."""
+    def update(self, state: PlanState, delta: Array, *, loss: float, sq_norm: float) -> PlanState:
+        """Climb, follow or retreat. ``loss``: the clients' mean loss before they train; ``sq_norm``: Σ p_m |Δ_m|².
+
+        Neither has a default: without them every round would look like damage.
+        """
         rate, seen = state.parts
         first = seen.first if seen.seen else loss
         damaged = seen.seen > 0 and not seen.returned and loss - seen.best > self._stake(seen.best, first)

@@ -39,7 +39,7 @@ class Plan(Protocol):
     def init(self) -> PlanState:
         """The rates before the first round."""
 
-    def update(self, state: PlanState, delta: Array, *, loss: float = ..., sq_norm: float = ...) -> PlanState:
+    def update(self, state: PlanState, delta: Array, *, loss: float, sq_norm: float) -> PlanState:
         """``global_lr`` is for this round's delta, ``local_lr`` for the clients' next round."""
 
     def lost(self, state: PlanState) -> PlanState:
