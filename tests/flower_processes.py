@@ -86,11 +86,15 @@ class Federation:
             f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
         (self.home / "config.toml").write_text(config)
-        options = ["--simulation"] if simulation else []
+        self._options = ["--simulation"] if simulation else []
+        self.superlink()
+
+    def superlink(self) -> None:
+        """Start it, or start it again with the same database."""
         self.start(
             "superlink",
             *("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)),
-            *("--database", str(root / "state.db"), *options),
+            *("--database", str(self.root / "state.db"), *self._options),
         )
         wait_for("the SuperLink", self._healthy)
 

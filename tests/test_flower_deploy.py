@@ -16,7 +16,7 @@ from fedhyper import checkpoint
 from fedhyper.lab.flower_new import new_app
 from tests.flower_processes import BIN, Federation, descendants, environment, free_ports, wait_for
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
 
 DEPLOY = Path(__file__).parents[1] / "docs" / "deploy.md"
 
@@ -45,7 +45,8 @@ def test_simulation_engine_three_rounds_of_ten_clients_twice_the_same_bits(tmp_p
 
 
 def test_superlink_with_three_supernodes_loses_a_node_and_a_server(tmp_path: Path) -> None:
-    """One federation, three runs: undisturbed; its ServerApp killed and resumed; a SuperNode killed in mid-round."""
+    """One federation: a run undisturbed; its ServerApp killed, then the whole SuperLink, and resumed each time; a
+    SuperNode killed in mid-round."""
     app = new_app(tmp_path / "app")
     with Federation(tmp_path / "federation") as federation:
         federation.supernodes(3)
@@ -53,19 +54,24 @@ def test_superlink_with_three_supernodes_loses_a_node_and_a_server(tmp_path: Pat
         assert federation.finish(whole) == "finished:completed", federation.app_log(whole)[-3000:]
         reference = weights(federation.app_log(whole))
 
-        saved = tmp_path / "run.ckpt"
-        config = f"rounds=3 local-lr=0.05 checkpoint='{saved}'"
-        federation.submit(app, config)
-        wait_for("the first round", saved.exists, 180)
-        [server] = wait_for("the ServerApp", lambda: federation.below("superlink", "flwr-serverapp"))
-        os.kill(server, signal.SIGKILL)
-        done = checkpoint.load(saved)[1]["round"]
-        assert 1 <= done < 3
-        resumed = federation.submit(app, f"{config} resume=true")
-        assert federation.finish(resumed) == "finished:completed", federation.app_log(resumed)[-3000:]
-        log = federation.app_log(resumed)
-        assert f"going on after round {done}" in log
-        assert weights(log) == reference
+        for victim in ("ServerApp", "SuperLink"):
+            saved = tmp_path / f"{victim}.ckpt"
+            config = f"rounds=3 local-lr=0.05 checkpoint='{saved}'"
+            federation.submit(app, config)
+            wait_for("the first round", saved.exists, 180)
+            if victim == "ServerApp":
+                [server] = wait_for("the ServerApp", lambda: federation.below("superlink", "flwr-serverapp"))
+                os.kill(server, signal.SIGKILL)
+            else:
+                federation.kill("superlink")
+                federation.superlink()  # the nodes come back by themselves
+            done = checkpoint.load(saved)[1]["round"]
+            assert 1 <= done < 3
+            resumed = federation.submit(app, f"{config} resume=true")
+            assert federation.finish(resumed) == "finished:completed", federation.app_log(resumed)[-3000:]
+            log = federation.app_log(resumed)
+            assert f"going on after round {done}" in log
+            assert weights(log) == reference
 
         run = federation.submit(app, "rounds=2 local-lr=0.05 delay=6.0")
         wait_for("round 1", lambda: "Sampled 3 nodes" in federation.app_log(run), 180)
