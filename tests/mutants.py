@@ -75,7 +75,7 @@ MUTANTS = [
         "schedulers", "where(globally > 0, more, where(globally < 0, less, along))", "where(globally > 0, more, less)"
     ),
     Mutant("schedulers", "turned + 0.0 * globally", "turned"),
-    Mutant("schedulers", 'if started and self.global_term != "off":', "if started:"),
+    Mutant("schedulers", "along * (1 + self.epsilon), along * (1", "along * (1 - self.epsilon), along * (1"),
     Mutant("schedulers", 'if self.hypergrad == "inner" else', 'if self.hypergrad == "cosine" else'),
     Mutant("schedulers", '"bounds": "absolute", "hypergrad"', '"bounds": "relative", "hypergrad"'),
     Mutant("schedulers", "and self.bound >= 1", "and self.bound > 1"),
