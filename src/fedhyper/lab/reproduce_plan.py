@@ -86,8 +86,8 @@ SETTINGS: dict[Scale, dict[str, dict[str, Any]]] = {
         "shakespeare": _PAPER | _NATURAL | {"rounds": 600, "eval_every": 5},
     },
     "small": {
-        "mnist": _SMALL | {"rounds": 50, "subset": 15_000},
-        "fmnist": _SMALL | {"rounds": 50, "subset": 15_000},
+        "mnist": _SMALL | {"rounds": 50, "subset": 10_000},
+        "fmnist": _SMALL | {"rounds": 50, "subset": 10_000},
         "cifar10": _SMALL | {"rounds": 100, "subset": 20_000, "model": "cnn"},
         "shakespeare": _SMALL | _NATURAL | {
             "rounds": 100, "local_epochs": 1, "local_lr": 0.5,
@@ -210,7 +210,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             Block(("cifar10", "shakespeare"), ("g+cl-letter",), middle_row, seeds=1, ablation=True),
         ),
         figures=("accuracy-map-1", "gain-map-1"),
-        changes={"small": {"rounds": 25}, "smoke": {"rounds": 4}},
+        changes={"small": {"rounds": 25, "subset": 10_000}, "smoke": {"rounds": 4}},
     ),
     "fig-compose": Experiment(
         "FedHyper-G with server momentum and with FedAdam",
