@@ -2,14 +2,20 @@
 
     python benchmarks/robustness.py --smoke                      2 × 2 cells on digits, under two minutes
     python benchmarks/robustness.py                              digits, everything below, resumable
-    python benchmarks/robustness.py --tasks fmnist --subset 6000 --methods fedavg fedhyper --cells row
+    python benchmarks/robustness.py --tasks fmnist cifar10 shakespeare      (FEDHYPER_DATA: where the data is)
+    python benchmarks/robustness.py --tasks fmnist --methods fedavg fedhyper
     python benchmarks/robustness.py --tables                     only rewrite the tables from the cells that are there
 
 A cell is one run: method, local rate, global rate, seed. Each leaves one JSON file in --out, and a cell whose file is
 there is not run again, so stopping costs at most the cell at work. fedhyper starts at min(product of the rates,
 probe): cells with the same start are the same run, made once and copied. Equal rounds and local work for all methods.
-fedavg, fedhyper and fedhyper-g+cl run on --seeds seeds, every other method on one. A cell's score is the accuracy
-averaged over the last five rounds: on 360 test images one round alone says little; ``final`` is in the files, too.
+
+    digits                  every method on the grid; three seeds for fedavg, fedhyper and fedhyper-g+cl
+    fmnist, mnist           those three on the grid, every other method on its row of global rate 1
+    cifar10, shakespeare    those three on that row and the four corners, five others on the row
+
+A cell's score is the accuracy averaged over the last five rounds: on 360 test images one round alone says little;
+``final`` is in the files, too.
 tables.md and heatmaps.json in --out are what docs/results/robustness.md is made from.
 """
 
@@ -57,16 +63,33 @@ class Setting(NamedTuple):
     clients_per_round: int = 10
     local_epochs: int = 1
     local_steps: int = 0
+    subset: int | None = None  # training examples; None: all
 
 
+_LSTM: dict[str, Any] = {"hidden": 64, "layers": 1}
 SETTINGS = {
     "digits": Setting("digits", "mlp", 60, 30, 16, {}),
     "digits-logistic": Setting("digits", "logistic", 60, 30, 16, {}),
-    "mnist": Setting("mnist", "cnn", 50, 100, 64, {}),
-    "fmnist": Setting("fmnist", "cnn", 50, 100, 64, {}),
-    "cifar10": Setting("cifar10", "resnet18", 100, 100, 64, {"width": 8}),
-    "shakespeare": Setting("shakespeare", "lstm", 100, 100, 32, {"hidden": 64, "layers": 1}, "natural", local_steps=20),
+    "mnist": Setting("mnist", "cnn", 50, 100, 64, {}, subset=15_000),
+    "fmnist": Setting("fmnist", "cnn", 50, 100, 64, {}, subset=15_000),
+    "fmnist-all": Setting("fmnist", "cnn", 50, 100, 64, {}),
+    "cifar10": Setting("cifar10", "cnn", 100, 100, 32, {}, subset=10_000),
+    "shakespeare": Setting("shakespeare", "lstm", 100, 100, 32, _LSTM, "natural", local_steps=5),
 }
+GRID = tuple((b, a) for b in LOCAL for a in GLOBAL)
+ROW = tuple((b, 1.0) for b in LOCAL)
+CORNERS = tuple((b, a) for b in LOCAL[::4] for a in GLOBAL[::4])
+FEW = ("fedexp", "fedadam", "delta-sgd", "fedhyper-sl", "fedhyper-cl")
+
+
+def wanted(setting: str, method: str) -> tuple[tuple[float, float], ...]:
+    """The cells of a method in the protocol: (local, global rate)."""
+    task = SETTINGS[setting].task
+    if method in MAIN:
+        return GRID if task in ("digits", "fmnist", "mnist") else ROW + CORNERS
+    if task == "digits":
+        return GRID
+    return ROW if task in ("fmnist", "mnist") or method in FEW else ()
 
 
 class Cell(NamedTuple):
@@ -88,10 +111,10 @@ def _task(name: str, subset: int | None) -> Task:
     return load_task(name, subset=subset)
 
 
-def run(cell: Cell, subset: int | None) -> dict[str, Any]:
+def run(cell: Cell) -> dict[str, Any]:
     """Train one cell; accuracies are fractions."""
     s = SETTINGS[cell.setting]
-    task = _task(s.task, subset)
+    task = _task(s.task, s.subset)
     groups = {"groups": task.groups} if s.kind == "natural" else {"concentration": 0.5}
     simulation = Simulation(
         task=task,
@@ -110,7 +133,7 @@ def run(cell: Cell, subset: int | None) -> dict[str, Any]:
     simulation.close()
     return {
         **cell._asdict(),
-        "subset": subset,
+        "subset": s.subset,
         "rounds": s.rounds,
         "score": statistics.fmean(r["accuracy"] for r in records[-5:]),
         "final": records[-1]["accuracy"],
@@ -141,16 +164,14 @@ def twin(cell: Cell, out: Path) -> Path | None:
 
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
     """The protocol, in the order that fills the tables soonest: one seed of everything, then the others."""
-    local, global_ = {
-        "grid": (LOCAL, GLOBAL),
-        "row": (LOCAL, (1.0,)),
-        "smoke": ((1e-3, 1e-1), (1.0, 2.0)),
-    }[args.cells]
-    for seed in range(args.seeds):
+    smoke = tuple((b, a) for b in (1e-3, 1e-1) for a in (1.0, 2.0))
+    for seed in range(args.seeds or 3):
         for setting in args.tasks:
             for method in args.methods:
-                if seed == 0 or method in MAIN:
-                    yield from (Cell(setting, method, b, a, seed) for b in local for a in global_)
+                seeds = args.seeds or (3 if SETTINGS[setting].task == "digits" else 1)
+                if seed < (seeds if method in MAIN else 1):
+                    rates = smoke if args.smoke else wanted(setting, method)
+                    yield from (Cell(setting, method, b, a, seed) for b, a in rates)
 
 
 def tables(out: Path) -> None:
@@ -205,25 +226,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["digits", "digits-logistic"], choices=list(SETTINGS))
     parser.add_argument("--methods", nargs="+", default=[*MAIN, *OTHERS], choices=[*MAIN, *OTHERS])
-    parser.add_argument("--cells", default="grid", choices=["grid", "row"], help="all 25, or the five at global rate 1")
-    parser.add_argument("--seeds", type=int, default=3, help="of the main methods")
-    parser.add_argument("--subset", type=int, default=None, help="number of training examples (default: all)")
+    parser.add_argument("--seeds", type=int, default=None, help="of the main methods (default: digits 3, others 1)")
     parser.add_argument("--out", type=Path, default=Path("runs/robustness"))
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--tables", action="store_true")
     args = parser.parse_args()
     if args.smoke:
-        args.tasks, args.methods, args.cells, args.seeds = ["digits"], list(MAIN[:2]), "smoke", 1
+        args.tasks, args.methods, args.seeds = ["digits"], list(MAIN[:2]), 1
         args.out = args.out / "smoke"
     torch.set_num_threads(1)
     todo = [] if args.tables else [cell for cell in cells(args) if not cell.file(args.out).exists()]
     for i, cell in enumerate(todo, 1):
         same = twin(cell, args.out)
-        result = (
-            run(cell, args.subset)
-            if same is None
-            else {**json.loads(same.read_text()), **cell._asdict(), "copied": True}
-        )
+        result = run(cell) if same is None else {**json.loads(same.read_text()), **cell._asdict(), "copied": True}
         file = cell.file(args.out)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")

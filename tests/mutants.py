@@ -124,7 +124,9 @@ MUTANTS = [
     # automatic
     Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "min(self.local_lr, self.probe)"),
     Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "self.local_lr * self.global_lr"),
-    Mutant("automatic", "h + self.sharpness * h * abs(h) + self.drive", "h + self.sharpness * h * h + self.drive"),
+    Mutant("automatic", "h + self.sharpness * h * max(h, 0)", "h + self.sharpness * h * abs(h)"),
+    Mutant("automatic", "0 if early else seen.averaged + 1", "seen.averaged + 1"),
+    Mutant("automatic", "math.sqrt(factor), averaged=0)", "math.sqrt(factor))"),
     Mutant("automatic", "+ self.drive - self.brake * p", "+ self.drive"),
     Mutant("automatic", "self.climb**2 if rate.lr < self.probe else self.climb", "self.climb"),
     Mutant("automatic", "min(rate.lr * factor, ceiling)", "rate.lr * factor"),

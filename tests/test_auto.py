@@ -36,15 +36,23 @@ def test_by_hand() -> None:
         ([1, 0], 2.0, 0.1),  #   saturated once: wait
         ([0, 1], 2.0, 0.1),  #   twice: follow. h = 0, p = 0: × e^(.5 · .1)
         ([0, 9], 1.0, 0.1),  #   h = 1: × e^(.5 · (1 + 1 + .1)); smooth 1.5, its best
-        ([0, -9], 2.0, 0.1),  #  h = -1, smooth 1.75, p = .25 / min(1.5, .5): × e^(.5 · (-2 + .1 - 2 · .5))
+        ([0, -9], 2.0, 0.1),  #  h = -1, smooth 1.75, p = .25 / min(1.5, .5): × e^(.5 · (-1 + .1 - 2 · .5))
         ([0, -9], 2.1, 0.1),  #  .6 above 1.5, more than the .5 that had been gained: back, / 4
         ([0, 1], 2.1, 0.1),  #   believed after a retreat. No direction, smooth 1.925, p = .85: × e^(.5 · (.1 - 1.7))
         ([0, 1], math.nan, 0.1),  # back, / 4
     )
-    factors = [3, 3, 1, math.exp(0.05), math.exp(1.05), math.exp(-1.45), 1 / 4, math.exp(-0.8), 1 / 4]
+    factors = [3, 3, 1, math.exp(0.05), math.exp(1.05), math.exp(-0.95), 1 / 4, math.exp(-0.8), 1 / 4]
     assert rates(states) == pytest.approx(list(0.01 * np.cumprod(factors)), rel=1e-12)
     assert [state.rollback for state in states] == [False] * 6 + [True, False, True]
     assert {state.global_lr for state in states} == {1.0}
+    # the mean begins with the first real progress (round 5), and again after each retreat
+    assert [state.newest for state in states] == [1, 1, 1, 1, 1, 17 / 18, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("recency", "shares"), [(0.0, [1, 1 / 2, 1 / 3]), (1.0, [1, 2 / 3, 1 / 2])])
+def test_the_mean_weighs_its_newest_round_by_recency(recency: float, shares: list[float]) -> None:
+    states = follow(Auto(recency=recency, smoothing=1.0), *[([1.0], loss, 1.0) for loss in (2.0, 1.0, 1.0, 1.0)])
+    assert [state.newest for state in states[1:]] == pytest.approx(shares)
 
 
 def test_one_odd_cohort_does_not_end_the_climb() -> None:

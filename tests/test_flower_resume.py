@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedYogi, Strategy
 
-from fedhyper import checkpoint
+from fedhyper import Auto, checkpoint
 from fedhyper.errors import CheckpointRefused, StorageError, TrainingStopped, UserError
 from fedhyper.flower import FedHyper
 from tests.flower_support import LocalGrid, config, initial, quadratic_app, same_bits
@@ -78,6 +78,19 @@ def test_killed_anywhere_and_resumed_equals_never_stopped(tmp_path: Path, name: 
                 int(m.content["config"]["server-round"]) for m in grid.sent if m.metadata.message_type == "train"
             }
             assert trained == set(range(dies_at, 6))
+
+
+def test_the_mean_that_is_returned_survives_a_resume(tmp_path: Path) -> None:
+    plan = Auto(local_lr=0.02, probe=0.02, climb=1.0, recency=1.0)  # no climb to wait for
+    whole = FedHyper(FedAvg(), plan, seed=1)
+    reference = whole.start(LocalGrid(quadratic_app(), 6), initial(), num_rounds=10)
+    assert whole.state.newest < 0.5
+    for dies_at in (7, 10):
+        strategies = [FedHyper(FedAvg(), plan, seed=1, checkpoint=tmp_path / str(dies_at)) for _ in range(2)]
+        with pytest.raises(Killed):
+            strategies[0].start(DyingGrid(quadratic_app(), 6, dies_at=dies_at, after=True), initial(), num_rounds=10)
+        result = strategies[1].start(LocalGrid(quadratic_app(), 6), initial(), num_rounds=10, resume=True)
+        assert same_bits(result.arrays, reference.arrays)
 
 
 def test_results_and_central_evaluation_keep_the_true_round_numbers(tmp_path: Path) -> None:

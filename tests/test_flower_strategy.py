@@ -122,6 +122,32 @@ def test_fedavgm_steps_from_the_weights_that_are_really_sent() -> None:
         np.testing.assert_allclose(numbers(momentum)[name], numbers(plain)[name], rtol=1e-5)
 
 
+def test_auto_evaluates_and_returns_a_mean_of_the_last_rounds_and_trains_from_the_newest() -> None:
+    plan = Auto(local_lr=0.02, probe=0.02, climb=1.0, recency=1.0)  # no climb to wait for
+    strategy, grid = FedHyper(FedAvg(), plan, seed=2), LocalGrid(quadratic_app(), 6)
+    seen: list[tuple[float, dict[str, Any]]] = []
+
+    def evaluate(server_round: int, record: ArrayRecord) -> None:
+        seen.append((strategy.state.newest if server_round else 1.0, numbers(record)))
+
+    result = strategy.start(grid, initial(), num_rounds=12, evaluate_fn=evaluate)
+    sent = {
+        kind: [numbers(m.content["arrays"]) for m in grid.sent if m.metadata.message_type == kind][::6]
+        for kind in ("train", "evaluate")
+    }
+    assert sum(newest < 1 for newest, _ in seen) > 5
+    assert seen[-1][0] == pytest.approx(2 / (sum(newest < 1 for newest, _ in seen) + 2))
+    mean = sent["train"][0]
+    for (newest, found), new in zip(seen[1:], sent["train"][1:], strict=False):
+        for name in new:
+            plain = newest == 1 or name == "bn.num_batches_tracked"
+            mean[name] = new[name] if plain else mean[name] + np.float32(newest) * (new[name] - mean[name])
+            assert (found[name] == mean[name]).all()
+    for (_, found), asked in zip(seen[1:], sent["evaluate"], strict=True):
+        assert all((found[name] == asked[name]).all() for name in found)
+    assert all((seen[-1][1][name] == value).all() for name, value in numbers(result.arrays).items())
+
+
 def test_momentum_by_hand() -> None:
     """m_t = μ m_t-1 + Δ_t, w − α m_t, and α from the raw Δ: here 1, then 1 + <Δ_1, Δ_2>."""
     moves = [0.5, 0.25]

@@ -92,11 +92,29 @@ def test_fedexp_evaluates_the_mean_of_the_last_two() -> None:
     simulation.run_round()
     last = simulation._state.weights
     record = simulation.run_round()
-    middle = simulation._state._replace(weights=(simulation._state.weights + last) / 2)
+    middle = (simulation._state.weights + last) / 2
     plain = make_simulation("fedavg")
-    plain._state = middle
+    plain._state = simulation._state._replace(mean=middle)
     assert plain.evaluate()["test_loss"] == pytest.approx(record["test_loss"], rel=1e-6)
     assert record["global_lr"] >= 1.0
+    torch.testing.assert_close(torch.cat([w.flatten() for w in simulation.named_weights().values()]), middle)
+
+
+def test_fedhyper_evaluates_and_saves_a_mean_of_the_last_rounds_and_trains_from_the_newest() -> None:
+    simulation = make_simulation("fedhyper", options={"recency": 1.0})
+    start = mean = simulation._state.weights
+    shares = []
+    for _ in range(25):
+        simulation.run_round(evaluate=False)
+        state = simulation._state
+        shares.append(state.plan.newest)
+        mean = mean + shares[-1] * (state.weights - mean)
+    assert min(shares) < 0.5
+    assert not torch.equal(state.weights, start)
+    torch.testing.assert_close(torch.cat([w.flatten() for w in simulation.named_weights().values()]), mean)
+    raw = make_simulation("fedavg")
+    raw._state = state._replace(mean=mean)
+    assert raw.evaluate()["test_loss"] == pytest.approx(simulation.evaluate()["test_loss"], rel=1e-6)
 
 
 def test_reset_and_carry() -> None:

@@ -1,12 +1,14 @@
 """Learning-rate-free: one plan that ends near a tuned rate from any initial one, from the aggregate and two scalars.
 
     climb    β ← climb · β          while |Δ_m|²/β² stays what it was: the round is linear, and nothing has been risked
-    follow   β ← β · exp(κ · (h + sharpness·h|h| + drive − brake·p)),     h = cos(Δ_t, Δ_t-1)
+    follow   β ← β · exp(κ · (h + sharpness·h·max(h, 0) + drive − brake·p)),     h = cos(Δ_t, Δ_t-1)
     retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged
 
 p in [0, 1] is how far the smoothed loss lies above its best, in units of what there is to lose: the best itself late in
 a run, the progress since the first round early in it. Without p the cosine wanders off: at rates far too high it is
-noise around 0, and noise does not pull back. docs/results/robustness.md has the roads not taken, with figures.
+noise around 0, and noise does not pull back. From the climb on, the weights to evaluate and to keep are a mean of the
+last few rounds', which takes the noise out and lets the rate stay higher than the last round alone would like.
+docs/results/robustness.md has the roads not taken, with figures.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class AutoState(NamedTuple):
     best: float = math.inf  # the lowest smoothed one
     returned: bool = False  # whether the round before was a retreat
     ceiling: float = math.inf  # a rate that did damage, less a little; forgotten slowly
+    averaged: int = 0  # rounds in the mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +52,13 @@ class Auto:
     climb      factor a round while the clients' rounds are linear; its square below ``probe``
     saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/4 below the first, twice in a row: no climb
     hyper_lr   κ, step size in log space
-    sharpness  a high cosine is rare under noise and counts more: h + sharpness·h|h|
+    sharpness  a high cosine is rare under noise and counts more; a low one is not: cohorts pull to and fro
     drive      under noise the greedy rate (h = 0) is below the best one
     brake      weight of the loss against the cosine
     smoothing  weight of the newest loss in the smoothed one
     slack      share of the first loss that is taken for noise
     retreat    divisor after damage
+    recency    η ≥ 0: of k rounds in the mean the newest weighs (η + 1)/(k + η); 0: all alike
     bound      the rate stays within [start/bound, start·bound]
     """
 
@@ -70,6 +74,7 @@ class Auto:
     smoothing: float = 0.3
     slack: float = 0.2
     retreat: float = 2.0
+    recency: float = 16.0
     bound: float = 1e6
 
     def __post_init__(self) -> None:
@@ -83,10 +88,11 @@ class Auto:
             value = getattr(self, name)
             if not (is_number(value) and 0 < value <= 1):
                 raise ValueError(f"{name} is a share and must be in (0, 1], got {value!r}")
-        for name in ("sharpness", "drive", "brake"):
+        for name in ("sharpness", "drive", "brake", "recency"):
             value = getattr(self, name)
             if not (is_number(value) and 0 <= value < math.inf):
-                raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}; 0 switches it off")
+                cure = "a large one switches the mean off" if name == "recency" else "0 switches it off"
+                raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}; {cure}")
 
     @property
     def requires(self) -> frozenset[str]:
@@ -130,11 +136,11 @@ class Auto:
         if climbing:
             factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
         else:
-            factor = math.exp(self.hyper_lr * (h + self.sharpness * h * abs(h) + self.drive - self.brake * p))
+            factor = math.exp(self.hyper_lr * (h + self.sharpness * h * max(h, 0) + self.drive - self.brake * p))
         ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
         lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
 
-        n = seen.seen
+        n, averaged = seen.seen, 0 if early else seen.averaged + 1
         if not math.isfinite(seen.length) or flat > self.climb:  # nothing yet, or too small for the dtype until now
             mean = length
         else:
@@ -142,9 +148,9 @@ class Auto:
         before = delta if math.isfinite(h) else rate.before  # a direction that cannot be used poisons nothing
         parts = (
             LRState(lr, before, h),
-            AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling),
+            AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling, averaged),
         )
-        return PlanState(1.0, lr, False, h, parts)
+        return PlanState(1.0, lr, False, h, parts, (self.recency + 1) / (averaged + self.recency) if averaged else 1.0)
 
     def _stake(self, best: float, first: float) -> float:
         """What there is to lose: the best loss, or what has been gained so far; at least the noise."""
@@ -158,7 +164,7 @@ class Auto:
         )  # the climb may have been a step too far before
         # without `before`: the direction that led here is no longer one to agree with
         rate = LRState(clamp(rate.lr / factor, self.start / self.bound, math.inf, keep=rate.lr))
-        seen = seen._replace(early=False, returned=True, ceiling=rate.lr * math.sqrt(factor))
+        seen = seen._replace(early=False, returned=True, ceiling=rate.lr * math.sqrt(factor), averaged=0)
         return PlanState(1.0, rate.lr, True, math.nan, (rate, seen))
 
 

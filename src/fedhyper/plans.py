@@ -3,6 +3,7 @@
     state = plan.init()                                          local_lr goes to the clients
     state = plan.update(state, delta, loss=..., sq_norm=...)     after they answered
     w = good if state.rollback else w − state.global_lr · direction(delta)
+    mean = mean + state.newest · (w − mean)                      to evaluate and to keep; at newest = 1 it is w
 
 ``delta`` is the aggregate; ``loss`` the mean over clients of their first batch's loss, at the weights they were sent;
 ``sq_norm`` the mean of |Δ_m|². All three survive secure aggregation.
@@ -20,13 +21,14 @@ from fedhyper.schedulers import LRState, Rule
 
 
 class PlanState(NamedTuple):
-    """The two rates, whether to return to the last good weights, and the states underneath."""
+    """The two rates, whether to return to the last good weights, the states underneath, and w's share in the mean."""
 
     global_lr: float
     local_lr: float
     rollback: bool
     hypergrad: float
     parts: tuple[Any, ...]
+    newest: float = 1.0
 
 
 class Plan(Protocol):

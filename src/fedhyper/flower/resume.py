@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedhyper import checkpoint
 from fedhyper.errors import CheckpointRefused
-from fedhyper.flower.records import Vector, pack, views
+from fedhyper.flower.records import Arrays, Vector, pack, views
 from fedhyper.plans import PlanState
 
 KIND = "flower"
@@ -24,6 +24,7 @@ class Saved(NamedTuple):
     server_round: int
     arrays: ArrayRecord  # to send next
     good: ArrayRecord  # where a rollback returns to
+    means: Arrays | None  # what is evaluated and returned; None: ``arrays``
     plan: PlanState
     delta: Vector | None
     memory: dict[str, Any]  # the inner strategy's momentum and moments
@@ -41,6 +42,7 @@ def save(path: Path, saved: Saved, identity: dict[str, Any]) -> None:
         "round": saved.server_round,
         "order": list(saved.arrays),
         "plan": _to_plain(saved.plan, tensors, "plan"),
+        "means": _to_plain(saved.means, tensors, "means"),
         "delta": _to_plain(saved.delta, tensors, "delta"),
         "memory": _to_plain(saved.memory, tensors, "memory"),
         "losses": saved.losses,
@@ -71,6 +73,7 @@ def load(path: Path, identity: dict[str, Any], *, like: PlanState) -> Saved:
             arrays=ArrayRecord({name: pack(tensors[f"arrays/{name}"]) for name in order}),
             good=ArrayRecord({name: pack(tensors[f"good/{name}"]) for name in order}),
             plan=plan,
+            means=_from_plain(values["means"], tensors, None),
             delta=_from_plain(values["delta"], tensors, None),
             memory=_from_plain(values["memory"], tensors, None),
             losses=list(values["losses"]),

@@ -5,7 +5,8 @@
 
 Each round: replies that cannot be believed are refused by name; the inner strategy aggregates the rest; Δ = before −
 after over the trained arrays gives the two rates; w − α · direction is sent next, with the local rate in the config
-entries ``local-lr`` and ``lr``. NumPy is all the server needs.
+entries ``local-lr`` and ``lr``. Under auto a mean of the last few rounds' weights is what is evaluated and returned.
+NumPy is all the server needs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fedhyper.automatic import Auto, Grafted
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import gram
 from fedhyper.flower import inner as known
+from fedhyper.flower.averaging import averaged, moved
 from fedhyper.flower.losses import SQ_NORM, Losses, reported
 from fedhyper.flower.nodes import OrderedGrid, Roster, seeded
 from fedhyper.flower.records import Arrays, Layout, Trainable, Vector, finite, mean, pack, views
@@ -98,6 +100,7 @@ class FedHyper(Strategy):
         self._layout: Layout | None = None
         self._spare: Vector | None = None  # memory of a delta that is no longer needed
         self._good: ArrayRecord | None = None
+        self._means: Arrays | None = None  # None: the newest weights
         self._asked: list[int] = []
         self._idle = 0
 
@@ -129,8 +132,9 @@ class FedHyper(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The inner strategy's messages."""
+        """The inner strategy's messages, with the weights that are returned in the end."""
         server_round += self._offset
+        arrays = averaged(self._means, arrays)
         return self._sample("evaluate", self.strategy.configure_evaluate, server_round, arrays, config, grid)
 
     def _sample(
@@ -279,7 +283,7 @@ class FedHyper(Strategy):
         if state.rollback:
             _log.warning("fedhyper: loss %g in round %d; back to the last good weights", loss, server_round)
             known.remember(self.strategy, {})
-            self.state, self.delta = state, None
+            self.state, self.delta, self._means = state, None, None
             return self._good, metrics, "rollback"
         buffers = after if raw is None else raw
         step = None if raw is not None else self.layout.named(delta)
@@ -288,6 +292,7 @@ class FedHyper(Strategy):
         if new is None:
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
+        self._means = moved(self._means, before, views(new), state.newest)
         self.state, self._good = state, self._sent
         self._spare, self.delta = self.delta, delta
         return new, metrics, "step"
@@ -365,6 +370,7 @@ class FedHyper(Strategy):
             server_round=server_round,
             arrays=arrays,
             good=self._good,
+            means=self._means,
             plan=self.state,
             delta=self.delta,
             memory=known.memory(self.strategy),
@@ -412,10 +418,9 @@ class FedHyper(Strategy):
             timeout,
             train_config,
             evaluate_config,
-            evaluate_fn and (lambda server_round, record: evaluate_fn(server_round + done, record)),
+            evaluate_fn and (lambda t, record: evaluate_fn(t + done, averaged(self._means, record))),
         )
-        if not result.arrays:
-            result.arrays = arrays
+        result.arrays = averaged(self._means, result.arrays or arrays)
         for metrics in (
             result.train_metrics_clientapp,
             result.evaluate_metrics_clientapp,
@@ -429,7 +434,7 @@ class FedHyper(Strategy):
     def _resume(self, path: Path) -> ArrayRecord:
         saved = load(path, self._identity(), like=self.plan.init())
         self._offset, self._good, self.state, self.delta = saved.server_round, saved.good, saved.plan, saved.delta
-        self._idle, self.history = saved.idle, saved.history
+        self._idle, self.history, self._means = saved.idle, saved.history, saved.means
         self._losses.restore(saved.losses)
         known.remember(self.strategy, saved.memory)
         _log.info("fedhyper: going on after round %d from %s", saved.server_round, path)

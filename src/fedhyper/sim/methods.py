@@ -33,7 +33,7 @@ class Local:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A whole method. ``average_last_two``: evaluate at (w_t + w_t+1)/2, as FedExP's authors do."""
+    """A whole method. ``average_last_two``: evaluate and save (w_t + w_t+1)/2, as FedExP's authors do."""
 
     name: str
     plan: Plan

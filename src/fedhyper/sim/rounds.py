@@ -63,18 +63,19 @@ class Simulation:
         self.engine: Engine = make_engine(
             engine, model=model, task=task, local=method.local, workers=workers, device=device, dtype=dtype
         )
-        weights = self._flat.weights.clone()
+        weights, buffers = self._flat.weights.clone(), self._flat.buffers.float().clone()
         self._state = ServerState(
             round=0,
             weights=weights,
-            buffers=self._flat.buffers.float().clone(),
+            buffers=buffers,
             counters=gather(list(self._flat.counters.values()), torch.int64),
             plan=method.plan.init(),
             moments=method.server.init(),
             delta=0.0,
-            last=weights,
+            mean=weights,
+            mean_buffers=buffers,
             good=weights,
-            good_buffers=self._flat.buffers.float().clone(),
+            good_buffers=buffers,
             carried_lr=math.nan,
             idle_rounds=0,
         )
@@ -144,22 +145,34 @@ class Simulation:
         cos = None if isinstance(state.delta, float) else float(cosine(delta, state.delta))
         norm = math.sqrt(float(inner(delta, delta)))
         if plan.rollback:
-            back = state._replace(weights=state.good, buffers=state.good_buffers, last=state.good, delta=0.0)
-            moments = self.method.server.init()
-            return back._replace(round=state.round + 1, plan=plan, moments=moments, idle_rounds=0), cos, norm
+            back = state._replace(
+                round=state.round + 1,
+                weights=state.good,
+                buffers=state.good_buffers,
+                mean=state.good,
+                mean_buffers=state.good_buffers,
+                plan=plan,
+                moments=self.method.server.init(),
+                delta=0.0,
+                idle_rounds=0,
+            )
+            return back, cos, norm
         direction, moments = self.method.server.update(state.moments, delta)
         weights = state.weights - plan.global_lr * direction
         if not all_finite(weights):
             return self._lost(state), cos, norm
+        buffers = mean.buffers(state.buffers)
+        old, newest = (state.weights, 0.5) if self.method.average_last_two else (state.mean, plan.newest)
         new = ServerState(
             round=state.round + 1,
             weights=weights,
-            buffers=mean.buffers(state.buffers),
+            buffers=buffers,
             counters=mean.counters(state.counters),
             plan=plan,
             moments=moments,
             delta=delta,
-            last=state.weights,
+            mean=_moved(old, weights, newest),
+            mean_buffers=_moved(state.mean_buffers, buffers, plan.newest),
             good=state.weights,
             good_buffers=state.buffers,
             carried_lr=mean.last_lr if self.carry else math.nan,
@@ -215,20 +228,19 @@ class Simulation:
 
     def _to_evaluate(self) -> Sent:
         state = self._state
-        weights = (state.weights + state.last) / 2 if self.method.average_last_two else state.weights
-        return Sent(weights, state.buffers, state.counters, math.nan, None)
+        return Sent(state.mean, state.mean_buffers, state.counters, math.nan, None)
 
     def named_weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, as ``model.load_state_dict`` takes them."""
+        """What is evaluated, parameters and buffers by name, as ``model.load_state_dict`` takes them."""
         state, flat = self._state, self._flat
-        named = {name: value.clone() for name, value in flat.named(state.weights).items()}
-        named |= {piece.name: piece.view(state.buffers).clone() for piece in flat.buffer_pieces}
+        named = {name: value.clone() for name, value in flat.named(state.mean).items()}
+        named |= {piece.name: piece.view(state.mean_buffers).clone() for piece in flat.buffer_pieces}
         counters = {name: value.clone() for name, value in flat.counters.items()}
         scatter(state.counters, list(counters.values()))
         return named | counters
 
     def weights_sha256(self) -> str:
-        """SHA-256 of weights and buffers, little-endian, in the standard order."""
+        """SHA-256 of w_t and its buffers, little-endian, in the standard order."""
         digest = hashlib.sha256()
         for tensor in (self._state.weights, self._state.buffers, self._state.counters):
             digest.update(tensor.cpu().numpy().tobytes())
@@ -247,6 +259,11 @@ class Simulation:
     def close(self) -> None:
         """End the workers."""
         self.engine.close()
+
+
+def _moved(mean: Tensor, new: Tensor, share: float) -> Tensor:
+    """mean + share · (new − mean); not torch.lerp, whose bits depend on how threads cut the vector."""
+    return new if share == 1 else mean + share * (new - mean)
 
 
 class _Mean:

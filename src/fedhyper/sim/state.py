@@ -21,7 +21,8 @@ class ServerState(NamedTuple):
     plan: PlanState
     moments: Moments
     delta: Tensor | float  # Δ_t-1, the last aggregate; 0 before there is one
-    last: Tensor  # w_t-1, for FedExP's evaluation
+    mean: Tensor  # what is evaluated and saved: w_t, or a mean of the last few
+    mean_buffers: Tensor  # and its statistics
     good: Tensor  # the weights a rollback returns to
     good_buffers: Tensor  # and their statistics
     carried_lr: float  # mean of the clients' final rates (CL with carry); NaN: not in use
