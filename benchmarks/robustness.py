@@ -1,8 +1,7 @@
 """How far from a tuned run a method ends, from every pair of initial rates: 5 local × 5 global ones.
 
     python benchmarks/robustness.py --smoke                      2 × 2 cells on digits, under two minutes
-    python benchmarks/robustness.py                              digits, everything below, resumable
-    python benchmarks/robustness.py --tasks fmnist cifar10 shakespeare      (FEDHYPER_DATA: where the data is)
+    python benchmarks/robustness.py                              everything below whose data is there, resumable
     python benchmarks/robustness.py --tasks fmnist --methods fedavg fedhyper
     python benchmarks/robustness.py --tables                     only rewrite the tables from the cells that are there
 
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedhyper import Auto
+from fedhyper.sim.data import dataset_status
 from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
 from fedhyper.sim.partition import make_partition
@@ -76,6 +76,7 @@ SETTINGS = {
     "cifar10": Setting("cifar10", "cnn", 100, 100, 32, {}, subset=10_000),
     "shakespeare": Setting("shakespeare", "lstm", 100, 100, 32, _LSTM, "natural", local_steps=5),
 }
+PROTOCOL = ("digits", "digits-logistic", "fmnist", "cifar10", "shakespeare")
 GRID = tuple((b, a) for b in LOCAL for a in GLOBAL)
 ROW = tuple((b, 1.0) for b in LOCAL)
 CORNERS = tuple((b, a) for b in LOCAL[::4] for a in GLOBAL[::4])
@@ -224,7 +225,7 @@ def tables(out: Path) -> None:
 def main() -> None:
     """Run what is missing, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=["digits", "digits-logistic"], choices=list(SETTINGS))
+    parser.add_argument("--tasks", nargs="+", choices=list(SETTINGS), help=f"default: {' '.join(PROTOCOL)}")
     parser.add_argument("--methods", nargs="+", default=[*MAIN, *OTHERS], choices=[*MAIN, *OTHERS])
     parser.add_argument("--seeds", type=int, default=None, help="of the main methods (default: digits 3, others 1)")
     parser.add_argument("--out", type=Path, default=Path("runs/robustness"))
@@ -234,6 +235,12 @@ def main() -> None:
     if args.smoke:
         args.tasks, args.methods, args.seeds = ["digits"], list(MAIN[:2]), 1
         args.out = args.out / "smoke"
+    if not args.tasks:
+        real = dataset_status([task for task in PROTOCOL if not task.startswith("digits")], check=False)
+        missing = [one.name for one in real if one.state == "missing"]
+        args.tasks = [task for task in PROTOCOL if task not in missing]
+        if missing:
+            print(f"left out, no data: {', '.join(missing)}; fedhyper data fetch {' '.join(missing)}")
     torch.set_num_threads(1)
     todo = [] if args.tables else [cell for cell in cells(args) if not cell.file(args.out).exists()]
     for i, cell in enumerate(todo, 1):

@@ -407,7 +407,6 @@ def check_pages_alone(runs: Path) -> None:
     assert "21 of 21 runs" in page.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_at_the_scale_smoke(tmp_path: Path) -> None:
     assert reproduce("all", "smoke", tmp_path / "runs", pages=tmp_path / "pages", quiet=True) == 0
