@@ -15,7 +15,7 @@ probe): cells with the same start are the same run, made once and copied. Equal 
 
 A cell's score is the accuracy averaged over the last five rounds: on 360 test images one round alone says little;
 ``final`` is in the files, too.
-tables.md and heatmaps.json in --out are what docs/results/robustness.md is made from.
+tables.md, heatmaps.json and the SVGs in --out are what docs/results/robustness.md is made from.
 """
 
 from __future__ import annotations
@@ -222,6 +222,82 @@ def tables(out: Path) -> None:
     print("\n".join(lines))
 
 
+def figures(out: Path) -> None:
+    """For every task: accuracy over both initial rates, by round from five local rates, and against the local rate."""
+    import altair as alt
+
+    from fedhyper.lab.plots import Chart, rate_chart, save
+
+    done = [json.loads(file.read_text()) for file in sorted(out.glob("*/*/*.json"))]
+    for setting in dict.fromkeys(r["setting"] for r in done):
+        mine = [r for r in done if r["setting"] == setting]
+        order = [m for m in ("fedavg", "fedhyper-g+cl", "fedhyper") if any(r["method"] == m for r in mine)]
+        scores: dict[tuple[str, float, float], list[float]] = {}
+        for r in mine:
+            scores.setdefault((r["method"], r["local_lr"], r["global_lr"]), []).append(r["score"])
+        top = max(statistics.fmean(s) for (method, *_), s in scores.items() if method in order)
+
+        cells = [
+            {"method": m, "local": f"{b:g}", "global": f"{a:g}", "value": statistics.fmean(s), "runs": len(s)}
+            for (m, b, a), s in scores.items()
+            if m in order
+        ]
+        rows = [c | {"text": f"{100 * c['value']:.1f}", "bright": c["value"] > 0.6 * top} for c in cells]
+        gap = alt.Scale(paddingInner=0.04)
+        base = alt.Chart().encode(
+            x=alt.X("local:O", title="initial local rate", sort=[f"{b:g}" for b in LOCAL], scale=gap).axis(
+                labelAngle=0
+            ),
+            y=alt.Y("global:O", title="initial global rate", sort=[f"{a:g}" for a in GLOBAL[::-1]], scale=gap),
+        )
+        scale = alt.Scale(scheme="viridis", domain=[0, top])
+        heat = alt.layer(
+            base.mark_rect(cornerRadius=3).encode(color=alt.Color("value:Q", scale=scale, legend=None)),
+            base.mark_text(fontSize=11).encode(
+                text="text:N", color=alt.condition("datum.bright", alt.value("#111111"), alt.value("#ffffff"))
+            ),
+            data=alt.NamedData("rows"),
+        ).properties(width=230, height=150)
+        facets = alt.Column("method:N", title=None, sort=order, header=alt.Header(labelFontSize=13))
+        save(Chart(heat.facet(column=facets), {"rows": rows}), out / f"{setting}-map.svg")
+
+        by_round = [
+            {"method": r["method"], "rate": f"{r['local_lr']:g}", "round": t, "accuracy": accuracy}
+            for r in mine
+            if r["method"] in order and r["global_lr"] == 1.0 and r["seed"] == 0
+            for t, accuracy in r["curve"]
+        ]
+        lines = (
+            alt.Chart(alt.NamedData("rows"))
+            .mark_line(strokeWidth=2)
+            .encode(
+                x=alt.X("round:Q", title="round"),
+                y=alt.Y("accuracy:Q", title="test accuracy", axis=alt.Axis(format=".0%")),
+                color=alt.Color("rate:N", title="initial local rate", sort=[f"{b:g}" for b in LOCAL]).legend(
+                    orient="top"
+                ),
+            )
+            .properties(width=230, height=200)
+        )
+        save(Chart(lines.facet(column=facets), {"rows": by_round}), out / f"{setting}-curves.svg")
+
+        best = {m: max(statistics.fmean(s) for (n, *_), s in scores.items() if n == m) for m in {k[0] for k in scores}}
+        shown = [*order[::-1], *sorted((m for m in best if m not in order), key=best.__getitem__, reverse=True)][:8]
+        against = [
+            {
+                "series": m,
+                "rate": b,
+                "accuracy": statistics.fmean(s),
+                "accuracy_lo": min(s),
+                "accuracy_hi": max(s),
+                "runs": len(s),
+            }
+            for (m, b, a), s in sorted(scores.items())
+            if a == 1.0 and m in shown
+        ]
+        save(rate_chart(against, shown, x_title="initial local rate (global rate 1)"), out / f"{setting}-rates.svg")
+
+
 def main() -> None:
     """Run what is missing, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -253,6 +329,7 @@ def main() -> None:
         os.replace(part, file)
         print(f"{i}/{len(todo)} {' '.join(map(str, cell))}: {100 * result['score']:.1f} %", flush=True)
     tables(args.out)
+    figures(args.out)
 
 
 if __name__ == "__main__":
