@@ -52,6 +52,35 @@ def _decode(pairs: dict[str, Any]) -> Any:
     return float(pairs["$float"]) if set(pairs) == {"$float"} else pairs
 
 
+def to_plain(value: Any, tensors: dict[str, Any], path: str) -> Any:
+    """``value`` as JSON, its arrays (NumPy, torch) moved to ``tensors``; one that occurs twice is kept once."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if hasattr(value, "dtype"):
+        name = next((name for name, seen in tensors.items() if seen is value), path)
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"items": {key: to_plain(item, tensors, f"{path}/{key}") for key, item in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
+    return _encode(value)
+
+
+def from_plain(value: Any, tensors: Mapping[str, Any], like: Any = None) -> Any:
+    """The inverse of ``to_plain``; ``like``, a value of the same form, gives the types of tuples (without: lists)."""
+    if isinstance(value, dict):
+        if "items" in value:
+            return {key: from_plain(item, tensors) for key, item in value["items"].items()}
+        return tensors[value["tensor"]] if "tensor" in value else _decode(value)
+    if not isinstance(value, list):
+        return value
+    if not isinstance(like, tuple):
+        return [from_plain(item, tensors) for item in value]
+    items = [from_plain(item, tensors, model) for item, model in zip(value, like, strict=True)]
+    return type(like)(*items) if hasattr(like, "_fields") else tuple(items)
+
+
 def save(path: Path | str, tensors: Mapping[str, NDArray[Any]], values: Mapping[str, Any]) -> None:
     """Replace ``path`` by a file with these arrays and values, or raise StorageError and leave it as it was.
 

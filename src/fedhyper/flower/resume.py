@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedhyper import checkpoint
+from fedhyper.checkpoint import from_plain, to_plain
 from fedhyper.errors import CheckpointRefused
 from fedhyper.flower.records import Arrays, Vector, pack, views
 from fedhyper.plans import PlanState
@@ -41,10 +41,10 @@ def save(path: Path, saved: Saved, identity: dict[str, Any]) -> None:
         "identity": identity,
         "round": saved.server_round,
         "order": list(saved.arrays),
-        "plan": _to_plain(saved.plan, tensors, "plan"),
-        "means": _to_plain(saved.means, tensors, "means"),
-        "delta": _to_plain(saved.delta, tensors, "delta"),
-        "memory": _to_plain(saved.memory, tensors, "memory"),
+        "plan": to_plain(saved.plan, tensors, "plan"),
+        "means": to_plain(saved.means, tensors, "means"),
+        "delta": to_plain(saved.delta, tensors, "delta"),
+        "memory": to_plain(saved.memory, tensors, "memory"),
         "losses": saved.losses,
         "idle": saved.idle,
         "history": saved.history,
@@ -64,7 +64,7 @@ def load(path: Path, identity: dict[str, Any], *, like: PlanState) -> Saved:
         if theirs.get(key) != value:
             raise CheckpointRefused(f"{path}: {key} was {_short(theirs.get(key))} and now is {_short(value)}")
     try:
-        plan = _from_plain(values["plan"], tensors, like)
+        plan = from_plain(values["plan"], tensors, like)
         if not all(math.isfinite(rate) and rate > 0 for rate in (plan.global_lr, plan.local_lr)):
             raise ValueError("a rate that is not a finite number above 0")
         order = values["order"]
@@ -73,9 +73,9 @@ def load(path: Path, identity: dict[str, Any], *, like: PlanState) -> Saved:
             arrays=ArrayRecord({name: pack(tensors[f"arrays/{name}"]) for name in order}),
             good=ArrayRecord({name: pack(tensors[f"good/{name}"]) for name in order}),
             plan=plan,
-            means=_from_plain(values["means"], tensors, None),
-            delta=_from_plain(values["delta"], tensors, None),
-            memory=_from_plain(values["memory"], tensors, None),
+            means=from_plain(values["means"], tensors),
+            delta=from_plain(values["delta"], tensors),
+            memory=from_plain(values["memory"], tensors),
             losses=list(values["losses"]),
             idle=int(values["idle"]),
             history=list(values["history"]),
@@ -87,32 +87,3 @@ def load(path: Path, identity: dict[str, Any], *, like: PlanState) -> Saved:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
-
-
-def _to_plain(value: Any, tensors: dict[str, NDArray[Any]], path: str) -> Any:
-    """``value`` as JSON, its arrays moved to ``tensors``; one that occurs twice is kept once."""
-    if isinstance(value, np.ndarray):
-        for name, seen in tensors.items():
-            if seen is value:
-                return {"tensor": name}
-        tensors[path] = value
-        return {"tensor": path}
-    if isinstance(value, dict):
-        return {"items": {key: _to_plain(item, tensors, f"{path}/{key}") for key, item in value.items()}}
-    if isinstance(value, (list, tuple)):
-        return [_to_plain(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
-    return float(value) if isinstance(value, np.floating) else value
-
-
-def _from_plain(value: Any, tensors: dict[str, NDArray[Any]], like: Any) -> Any:
-    """The inverse; ``like`` gives the types of tuples, lists without one stay lists."""
-    if isinstance(value, dict):
-        if "tensor" in value:
-            return tensors[value["tensor"]]
-        return {key: _from_plain(item, tensors, None) for key, item in value["items"].items()}
-    if isinstance(value, list):
-        if not isinstance(like, tuple):
-            return [_from_plain(item, tensors, None) for item in value]
-        items = [_from_plain(item, tensors, model) for item, model in zip(value, like, strict=True)]
-        return type(like)(*items) if hasattr(like, "_fields") else tuple(items)
-    return value

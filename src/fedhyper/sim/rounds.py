@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fedhyper.arrays import cosine, inner
+from fedhyper.checkpoint import from_plain, to_plain
 from fedhyper.guard import all_finite, norm_caps, reject_reason
 from fedhyper.sim.engines import ClientTask, Engine, Reply, Sent, gather, make_engine, scatter
 from fedhyper.sim.methods import Method
 from fedhyper.sim.partition import Partition
 from fedhyper.sim.rng import generator
-from fedhyper.sim.state import ServerState, from_plain, to_plain
+from fedhyper.sim.state import ServerState
 from fedhyper.sim.tasks import Task
 from fedhyper.vectors import FlatModel
 
@@ -249,7 +250,7 @@ class Simulation:
     def state(self) -> tuple[dict[str, Tensor], Any]:
         """Everything that changes, as tensors and JSON: what a checkpoint holds."""
         tensors: dict[str, Tensor] = {}
-        values = to_plain(self._state, tensors)
+        values = to_plain(self._state, tensors, "state")
         return tensors, values
 
     def restore(self, tensors: dict[str, Tensor], values: Any) -> None:
