@@ -64,6 +64,8 @@ class Setting(NamedTuple):
     local_epochs: int = 1
     local_steps: int = 0
     subset: int | None = None  # training examples; None: all
+    concentration: float = 0.5
+    dtype: torch.dtype = torch.float32
 
 
 _LSTM: dict[str, Any] = {"hidden": 64, "layers": 1}
@@ -112,31 +114,44 @@ def _task(name: str, subset: int | None) -> Task:
     return load_task(name, subset=subset)
 
 
-def run(cell: Cell) -> dict[str, Any]:
-    """Train one cell; accuracies are fractions."""
-    s = SETTINGS[cell.setting]
+def train(
+    s: Setting, method: str, rates: tuple[float, float], seed: int, every: int, **options: Any
+) -> list[dict[str, Any]]:
+    """The records of a run from these (local, global) rates, evaluated every so often and in the last five rounds."""
     task = _task(s.task, s.subset)
-    groups = {"groups": task.groups} if s.kind == "natural" else {"concentration": 0.5}
+    known = {"natural": {"groups": task.groups}, "dirichlet": {"concentration": s.concentration}}
     simulation = Simulation(
         task=task,
-        partition=make_partition(s.kind, task.train_y.numpy(), s.clients, seed=cell.seed, **groups),
-        model=make_model(s.model, task.shape, task.classes, seed=cell.seed, tokens=task.tokens, **s.options),
-        method=make_method(cell.method, local_lr=cell.local_lr, global_lr=cell.global_lr),
+        partition=make_partition(s.kind, task.train_y.numpy(), s.clients, seed=seed, **known.get(s.kind, {})),
+        model=make_model(s.model, task.shape, task.classes, seed=seed, tokens=task.tokens, **s.options),
+        method=make_method(method, local_lr=rates[0], global_lr=rates[1], **options),
         clients_per_round=s.clients_per_round,
         local_epochs=s.local_epochs,
         local_steps=s.local_steps,
         batch_size=s.batch_size,
-        seed=cell.seed,
+        seed=seed,
+        dtype=s.dtype,
     )
-    started = time.process_time()
-    every = max(s.rounds // 10, 1)
     records = [simulation.run_round(evaluate=t % every == 0 or t > s.rounds - 5) for t in range(1, s.rounds + 1)]
     simulation.close()
+    return records
+
+
+def score(records: list[dict[str, Any]]) -> float:
+    """Accuracy, averaged over the last five rounds."""
+    return statistics.fmean(r["accuracy"] for r in records[-5:])
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Train one cell; accuracies are fractions."""
+    s = SETTINGS[cell.setting]
+    started = time.process_time()
+    records = train(s, cell.method, (cell.local_lr, cell.global_lr), cell.seed, max(s.rounds // 10, 1))
     return {
         **cell._asdict(),
         "subset": s.subset,
         "rounds": s.rounds,
-        "score": statistics.fmean(r["accuracy"] for r in records[-5:]),
+        "score": score(records),
         "final": records[-1]["accuracy"],
         "curve": [[r["round"], r["accuracy"]] for r in records if r["accuracy"] is not None],
         "local_lr_curve": [r["local_lr"] for r in records],

@@ -199,6 +199,15 @@ def test_sooner_needs_four_fifths_of_the_rounds(start: int, holds: bool) -> None
     assert found.holds is holds
 
 
+@pytest.mark.parametrize(("start", "holds"), [(30, True), (90, True), (92, False), (101, False)])
+def test_times_faster_compares_rounds_to_fedavgs_own_accuracy(start: int, holds: bool) -> None:
+    mine = made_up("mnist", "cl", lambda t: 0.9 if t >= start else 0.1)
+    fedavg = made_up("mnist", "fedavg", lambda t: 0.6 if t >= 100 else 0.1)  # 0.125 over the last fifth
+    found = rule.times_faster(Results([mine, fedavg]), "mnist", ours="cl", at_least=1.1)
+    assert found.holds is holds
+    assert rule.times_faster(Results([mine]), "mnist", ours="cl", at_least=1.1) == rule.MISSING
+
+
 def test_a_level_that_is_not_reached_is_replaced_by_one_that_is() -> None:
     runs = Results([made_up("shakespeare", "sl", 0.4), made_up("shakespeare", "g", lambda t: 0.4 * t / 100)])
     found = rule.sooner(runs, "shakespeare", ours="sl", rivals=("g",), level=0.5)

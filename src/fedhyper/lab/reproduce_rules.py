@@ -109,6 +109,24 @@ def sooner(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], l
     return Found(quick, f"rounds to {aim:.1%}: {said}", "sooner: in at most 0.8 × the other's rounds")
 
 
+def times_faster(results: Results, task: str, *, ours: str, at_least: float) -> Found:
+    """Reaches 95 % of FedAvg's final accuracy in at most 1/``at_least`` of FedAvg's rounds."""
+    final = results.final(task, "fedavg")
+    if final is None or not results.runs(task, ours):
+        return MISSING
+    aim = 0.95 * final.mean
+    mine, theirs = results.rounds_to(task, ours, aim), results.rounds_to(task, "fedavg", aim)
+    if theirs is None:
+        return Found(None, f"FedAvg does not reach {aim:.1%} on every seed", "nothing to compare with")
+    label = VARIANTS[ours].label
+    if mine is None:
+        return Found(
+            False, f"rounds to {aim:.1%}: {label} never, FedAvg {theirs:.0f}", "95 % of FedAvg's final accuracy"
+        )
+    said = f"{theirs / mine:.1f} ×: rounds to {aim:.1%}: {label} {mine:.0f}, FedAvg {theirs:.0f}"
+    return Found(theirs >= at_least * mine, said, f"at least {at_least:g} × to 95 % of FedAvg's final accuracy")
+
+
 def ordered(results: Results, task: str, *, best_first: tuple[str, ...]) -> Found:
     """Final accuracies in this order, each step distinguishable."""
     finals = [results.final(task, one) for one in best_first]
