@@ -124,10 +124,10 @@ MUTANTS = [
     # automatic
     Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "min(self.local_lr, self.probe)"),
     Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "self.local_lr * self.global_lr"),
-    Mutant("automatic", "h + self.sharpness * h * max(h, 0)", "h + self.sharpness * h * abs(h)"),
+    Mutant("automatic", "if h > 0 else self.dissent * h", "if h > 0 else h"),
     Mutant("automatic", "0 if early else seen.averaged + 1", "seen.averaged + 1"),
     Mutant("automatic", "math.sqrt(factor), averaged=0)", "math.sqrt(factor))"),
-    Mutant("automatic", "+ self.drive - self.brake * p", "+ self.drive"),
+    Mutant("automatic", "+ self.drive - self.brake * p * p", "+ self.drive - self.brake * p"),
     Mutant("automatic", "self.climb**2 if rate.lr < self.probe else self.climb", "self.climb"),
     Mutant("automatic", "min(rate.lr * factor, ceiling)", "rate.lr * factor"),
     Mutant("automatic", "return PlanState(1.0, rate.lr, True,", "return PlanState(1.0, rate.lr, False,"),

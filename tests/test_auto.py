@@ -28,7 +28,8 @@ def rates(states: list[PlanState]) -> list[float]:
 
 
 def test_by_hand() -> None:
-    plan = Auto(probe=0.01, climb=3, hyper_lr=0.5, sharpness=1, drive=0.1, brake=2, smoothing=0.5, slack=0.1, retreat=4)
+    shape = {"sharpness": 1, "dissent": 0.5, "drive": 0.1, "brake": 2}
+    plan = Auto(probe=0.01, climb=3, hyper_lr=0.5, **shape, smoothing=0.5, slack=0.1, retreat=4)
     states = follow(
         plan,
         ([1, 0], 2.0, 1.0),  #   climb × 3
@@ -36,12 +37,12 @@ def test_by_hand() -> None:
         ([1, 0], 2.0, 0.1),  #   saturated once: wait
         ([0, 1], 2.0, 0.1),  #   twice: follow. h = 0, p = 0: × e^(.5 · .1)
         ([0, 9], 1.0, 0.1),  #   h = 1: × e^(.5 · (1 + 1 + .1)); smooth 1.5, its best
-        ([0, -9], 2.0, 0.1),  #  h = -1, smooth 1.75, p = .25 / min(1.5, .5): × e^(.5 · (-1 + .1 - 2 · .5))
+        ([0, -9], 2.0, 0.1),  #  h = -1, smooth 1.75, p = .25 / min(1.5, .5): × e^(.5 · (-.5 + .1 - 2 · .25))
         ([0, -9], 2.1, 0.1),  #  .6 above 1.5, more than the .5 that had been gained: back, / 4
-        ([0, 1], 2.1, 0.1),  #   believed after a retreat. No direction, smooth 1.925, p = .85: × e^(.5 · (.1 - 1.7))
+        ([0, 1], 2.1, 0.1),  #   believed after a retreat. No direction, smooth 1.925, p = .85: × e^(.5 · (.1 - 1.445))
         ([0, 1], math.nan, 0.1),  # back, / 4
     )
-    factors = [3, 3, 1, math.exp(0.05), math.exp(1.05), math.exp(-0.95), 1 / 4, math.exp(-0.8), 1 / 4]
+    factors = [3, 3, 1, math.exp(0.05), math.exp(1.05), math.exp(-0.45), 1 / 4, math.exp(-0.6725), 1 / 4]
     assert rates(states) == pytest.approx(list(0.01 * np.cumprod(factors)), rel=1e-12)
     assert [state.rollback for state in states] == [False] * 6 + [True, False, True]
     assert {state.global_lr for state in states} == {1.0}

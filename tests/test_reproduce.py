@@ -102,9 +102,9 @@ def test_small_has_three_seeds_on_the_small_images(name: str) -> None:
 def test_every_reduction_is_listed() -> None:
     lines = reductions("small", "fig-robust")
     assert [line.partition(":")[0] for line in lines] == ["cifar10", "shakespeare"]
-    assert "rounds 200 → 25" in lines[0]
+    assert "rounds 200 → 20" in lines[0]
     assert "model resnet18 → cnn" in lines[0]
-    assert "subset all → 10000" in lines[0]
+    assert "subset all → 8000" in lines[0]
     assert "local_lr 0.001 to 0.1 → 0.01 to 1" in lines[1]
     assert "local_lr" not in lines[0], "the grid is the paper's"
     assert "local_lr 0.01 → 0.5" in reductions("small", "fig-combine")[1]

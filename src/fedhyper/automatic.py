@@ -1,13 +1,14 @@
 """Learning-rate-free: one plan that ends near a tuned rate from any initial one, from the aggregate and two scalars.
 
     climb    β ← climb · β          while |Δ_m|²/β² stays what it was: the round is linear, and nothing has been risked
-    follow   β ← β · exp(κ · (h + sharpness·h·max(h, 0) + drive − brake·p)),     h = cos(Δ_t, Δ_t-1)
+    follow   β ← β · exp(κ · (a + drive − brake·p²)),   h = cos(Δ_t, Δ_t-1), a = h + sharpness·h², or dissent·h below 0
     retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged
 
 p in [0, 1] is how far the smoothed loss lies above its best, in units of what there is to lose: the best itself late in
 a run, the progress since the first round early in it. Without p the cosine wanders off: at rates far too high it is
-noise around 0, and noise does not pull back. From the climb on, the weights to evaluate and to keep are a mean of the
-last few rounds', which takes the noise out and lets the rate stay higher than the last round alone would like.
+noise around 0, and noise does not pull back. A low cosine counts little: cohorts that differ undo each other's work
+in a few steep directions at any rate, while the flat ones still want a high one. From the climb on, the weights to
+evaluate and to keep are a mean of the last few rounds', which takes that to and fro out of them.
 docs/results/robustness.md has the roads not taken, with figures.
 """
 
@@ -52,9 +53,10 @@ class Auto:
     climb      factor a round while the clients' rounds are linear; its square below ``probe``
     saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/4 below the first, twice in a row: no climb
     hyper_lr   κ, step size in log space
-    sharpness  a high cosine is rare under noise and counts more; a low one is not: cohorts pull to and fro
+    sharpness  a high cosine is rare under noise and counts more: h + sharpness·h²
+    dissent    share of a negative cosine that counts: cohorts that differ pull to and fro at any rate
     drive      under noise the greedy rate (h = 0) is below the best one
-    brake      weight of the loss against the cosine
+    brake      weight of the loss against the cosine, by p²: a little above the best is nothing
     smoothing  weight of the newest loss in the smoothed one
     slack      share of the first loss that is taken for noise
     retreat    divisor after damage
@@ -69,8 +71,9 @@ class Auto:
     saturated: float = 0.5
     hyper_lr: float = 0.2
     sharpness: float = 3.0
+    dissent: float = 0.25
     drive: float = 0.05
-    brake: float = 2.0
+    brake: float = 20.0
     smoothing: float = 0.3
     slack: float = 0.2
     retreat: float = 2.0
@@ -88,7 +91,7 @@ class Auto:
             value = getattr(self, name)
             if not (is_number(value) and 0 < value <= 1):
                 raise ValueError(f"{name} is a share and must be in (0, 1], got {value!r}")
-        for name in ("sharpness", "drive", "brake", "recency"):
+        for name in ("sharpness", "dissent", "drive", "brake", "recency"):
             value = getattr(self, name)
             if not (is_number(value) and 0 <= value < math.inf):
                 cure = "a large one switches the mean off" if name == "recency" else "0 switches it off"
@@ -136,7 +139,8 @@ class Auto:
         if climbing:
             factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
         else:
-            factor = math.exp(self.hyper_lr * (h + self.sharpness * h * max(h, 0) + self.drive - self.brake * p))
+            agreement = h + self.sharpness * h * h if h > 0 else self.dissent * h
+            factor = math.exp(self.hyper_lr * (agreement + self.drive - self.brake * p * p))
         ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
         lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
 

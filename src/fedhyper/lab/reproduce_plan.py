@@ -210,7 +210,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             Block(("cifar10", "shakespeare"), ("g+cl-letter",), middle_row, seeds=1, ablation=True),
         ),
         figures=("accuracy-map-1", "gain-map-1"),
-        changes={"small": {"rounds": 25, "subset": 10_000}, "smoke": {"rounds": 4}},
+        changes={"small": {"rounds": 20, "subset": 8_000, "eval_every": 10}, "smoke": {"rounds": 4}},
     ),
     "fig-compose": Experiment(
         "FedHyper-G with server momentum and with FedAdam",
