@@ -2,7 +2,8 @@
 
     climb    β ← climb · β          while |Δ_m|²/β² stays what it was: the round is linear, and nothing has been risked
     follow   β ← β · exp(κ · (a + drive − brake·p²)),   h = cos(Δ_t, Δ_t-1), a = h + sharpness·h², or dissent·h below 0
-    retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged
+    retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged; a climb
+                                    that did damage has done it a round or two before it shows: back to where it began
 
 p in [0, 1] is how far the smoothed loss lies above its best, in units of what there is to lose: the best itself late in
 a run, the progress since the first round early in it. Without p the cosine wanders off: at rates far too high it is
@@ -51,7 +52,7 @@ class Auto:
 
     probe      highest rate of the first round
     climb      factor a round while the clients' rounds are linear; its square below ``probe``
-    saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/4 below the first, twice in a row: no climb
+    saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/8 below the first, twice in a row: no climb
     hyper_lr   κ, step size in log space
     sharpness  a high cosine is rare under noise and counts more: h + sharpness·h²
     dissent    share of a negative cosine that counts: cohorts that differ pull to and fro at any rate
@@ -133,7 +134,7 @@ class Auto:
         p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
         h = float(cosine(delta, rate.before))
         # with one local step |Δ_m|²/β² cannot fall, but the loss can: either says that the rate has begun to act
-        acts = flat < self.saturated or loss < (1 - self.slack / 4) * first
+        acts = flat < self.saturated or loss < (1 - self.slack / 8) * first
         early = seen.early and smooth >= (1 - self.slack) * first
         climbing = early and not (acts and seen.acts)  # one such round may be an odd cohort: wait for the next
         if climbing:
@@ -154,7 +155,8 @@ class Auto:
             LRState(lr, before, h),
             AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling, averaged),
         )
-        return PlanState(1.0, lr, False, h, parts, (self.recency + 1) / (averaged + self.recency) if averaged else 1.0)
+        newest = (self.recency + 1) / (averaged + self.recency) if averaged else 1.0
+        return PlanState(1.0, lr, False, h, parts, newest, not climbing)
 
     def _stake(self, best: float, first: float) -> float:
         """What there is to lose: the best loss, or what has been gained so far; at least the noise."""

@@ -3,6 +3,7 @@
     state = plan.init()                                          local_lr goes to the clients
     state = plan.update(state, delta, loss=..., sq_norm=...)     after they answered
     w = good if state.rollback else w − state.global_lr · direction(delta)
+    good = the w before this round, if state.settled             else it stays what it was
     mean = mean + state.newest · (w − mean)                      to evaluate and to keep; at newest = 1 it is w
 
 ``delta`` is the aggregate; ``loss`` the mean over clients of their first batch's loss, at the weights they were sent;
@@ -21,7 +22,11 @@ from fedhyper.schedulers import LRState, Rule
 
 
 class PlanState(NamedTuple):
-    """The two rates, whether to return to the last good weights, the states underneath, and w's share in the mean."""
+    """The two rates, whether to return to the last good weights, and the states underneath.
+
+    newest   share of the new weights in the mean that is evaluated and kept
+    settled  whether the weights before this round are good; a plan that is still trying rates out does not know
+    """
 
     global_lr: float
     local_lr: float
@@ -29,6 +34,7 @@ class PlanState(NamedTuple):
     hypergrad: float
     parts: tuple[Any, ...]
     newest: float = 1.0
+    settled: bool = True
 
 
 class Plan(Protocol):

@@ -293,7 +293,7 @@ class FedHyper(Strategy):
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
         self._means = moved(self._means, before, views(new), state.newest)
-        self.state, self._good = state, self._sent
+        self.state, self._good = state, self._sent if state.settled else self._good
         self._spare, self.delta = self.delta, delta
         return new, metrics, "step"
 

@@ -174,8 +174,8 @@ class Simulation:
             delta=delta,
             mean=_moved(old, weights, newest),
             mean_buffers=_moved(state.mean_buffers, buffers, plan.newest),
-            good=state.weights,
-            good_buffers=state.buffers,
+            good=state.weights if plan.settled else state.good,
+            good_buffers=state.buffers if plan.settled else state.good_buffers,
             carried_lr=mean.last_lr if self.carry else math.nan,
             idle_rounds=0,
         )
