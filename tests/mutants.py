@@ -126,6 +126,7 @@ MUTANTS = [
     Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "self.local_lr * self.global_lr"),
     Mutant("automatic", "if h > 0 else self.dissent * h", "if h > 0 else h"),
     Mutant("automatic", "0 if early else seen.averaged + 1", "seen.averaged + 1"),
+    Mutant("automatic", "parts, newest, not climbing)", "parts, newest)"),
     Mutant("automatic", "math.sqrt(factor), averaged=0)", "math.sqrt(factor))"),
     Mutant("automatic", "+ self.drive - self.brake * p * p", "+ self.drive - self.brake * p"),
     Mutant("automatic", "self.climb**2 if rate.lr < self.probe else self.climb", "self.climb"),

@@ -46,6 +46,8 @@ def test_by_hand() -> None:
     assert rates(states) == pytest.approx(list(0.01 * np.cumprod(factors)), rel=1e-12)
     assert [state.rollback for state in states] == [False] * 6 + [True, False, True]
     assert {state.global_lr for state in states} == {1.0}
+    # the climb has ended in round 4; before that no weights are known to be good
+    assert [state.settled for state in states] == [False] * 3 + [True] * 6
     # the mean begins with the first real progress (round 5), and again after each retreat
     assert [state.newest for state in states] == [1, 1, 1, 1, 1, 17 / 18, 1, 1, 1]
 
