@@ -123,7 +123,7 @@ def times_faster(results: Results, task: str, *, ours: str, at_least: float) -> 
         return Found(
             False, f"rounds to {aim:.1%}: {label} never, FedAvg {theirs:.0f}", "95 % of FedAvg's final accuracy"
         )
-    said = f"{theirs / mine:.1f} ×: rounds to {aim:.1%}: {label} {mine:.0f}, FedAvg {theirs:.0f}"
+    said = f"{theirs / mine:.2f} ×: rounds to {aim:.1%}: {label} {mine:.0f}, FedAvg {theirs:.0f}"
     return Found(theirs >= at_least * mine, said, f"at least {at_least:g} × to 95 % of FedAvg's final accuracy")
 
 
