@@ -190,9 +190,8 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
                     yield from (Cell(setting, method, b, a, seed) for b, a in rates)
 
 
-def tables(out: Path) -> None:
+def tables(out: Path, done: list[dict[str, Any]]) -> None:
     """tables.md and heatmaps.json from whatever cells are there."""
-    done = [json.loads(file.read_text()) for file in sorted(out.glob("*/*/*.json"))]
     lines, heatmaps = [], []
     for setting in dict.fromkeys(r["setting"] for r in done):
         summary = []
@@ -237,13 +236,12 @@ def tables(out: Path) -> None:
     print("\n".join(lines))
 
 
-def figures(out: Path) -> None:
+def figures(out: Path, done: list[dict[str, Any]]) -> None:
     """For every task: accuracy over both initial rates, by round from five local rates, and against the local rate."""
     import altair as alt
 
     from fedhyper.lab.plots import Chart, rate_chart, save
 
-    done = [json.loads(file.read_text()) for file in sorted(out.glob("*/*/*.json"))]
     for setting in dict.fromkeys(r["setting"] for r in done):
         mine = [r for r in done if r["setting"] == setting]
         order = [m for m in ("fedavg", "fedhyper-g+cl", "fedhyper") if any(r["method"] == m for r in mine)]
@@ -343,8 +341,9 @@ def main() -> None:
         part.write_text(json.dumps(result), encoding="utf-8")
         os.replace(part, file)
         print(f"{i}/{len(todo)} {' '.join(map(str, cell))}: {100 * result['score']:.1f} %", flush=True)
-    tables(args.out)
-    figures(args.out)
+    done = [json.loads(file.read_text()) for file in sorted(args.out.glob("*/*/*.json"))]
+    tables(args.out, done)
+    figures(args.out, done)
 
 
 if __name__ == "__main__":

@@ -285,6 +285,15 @@ def test_bad_statistics_are_dropped_like_bad_weights() -> None:
     assert all(torch.isfinite(w.double()).all() for w in simulation.named_weights().values())
 
 
+def test_the_weights_to_return_to_stay_those_before_the_climb() -> None:
+    simulation = make_simulation("fedhyper")
+    start = simulation._state.weights
+    for _ in range(3):
+        simulation.run_round(evaluate=False)
+    assert not simulation._state.plan.settled
+    assert simulation._state.good is start
+
+
 def test_rollback_restores_the_statistics_too() -> None:
     simulation = make_simulation("fedhyper", model=batchnorm_net(), local_lr=0.05)
     for _ in range(2):

@@ -149,6 +149,50 @@ class Layout:
             start += size
         return pieces
 
+    def accepts(self, after: Arrays) -> bool:
+        """Whether this is a model of this shape, all of it finite."""
+        return all(
+            name in after and after[name].shape == shape and finite(after[name]) for name, shape in self.shapes.items()
+        )
+
+    def largest(self, replies: list[Arrays]) -> Arrays:
+        """Integer arrays (BatchNorm counts its batches): the largest of the clients', in their own type."""
+        whole = [name for name, dtype in self.dtypes.items() if dtype.kind in "iub"]
+        return {name: np.maximum.reduce([arrays[name] for arrays in replies]) for name in whole}
+
+    def stepped(
+        self,
+        before: Arrays,
+        after: Arrays,
+        buffers: Arrays,
+        global_lr: float,
+        step: Arrays | None,
+        record: ArrayRecord | None,
+    ) -> ArrayRecord | None:
+        """w − α (w − w_inner) for what is trained, the average for what is not; None when that overflows.
+
+        ``step`` is w − w_inner where it is already there; ``record`` holds ``after`` as it came.
+        """
+        arrays = {}
+        for name, dtype in self.dtypes.items():
+            if name not in self.trained:
+                new = np.rint(buffers[name]) if dtype.kind in "iub" else buffers[name]
+            elif global_lr == 1.0:
+                new = after[name]
+            else:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    new = np.multiply(before[name] - after[name] if step is None else step[name], global_lr)
+                    new = np.subtract(before[name], new, out=new)
+            if record is not None and new is after[name] and new.dtype == dtype and new.flags.c_contiguous:
+                arrays[name] = record[name]  # as it came: no copy, and the same bits
+                continue
+            with np.errstate(over="ignore"):
+                new = new.astype(dtype, copy=False)
+            if not finite(new):
+                return None
+            arrays[name] = pack(new)
+        return ArrayRecord(arrays)
+
 
 def mean(replies: list[Arrays], weights: list[float], names: Iterable[str]) -> Arrays:
     """Σ p_m x_m with p_m = weight / Σ weights, in the replies' order and their type, as Flower's FedAvg sums."""

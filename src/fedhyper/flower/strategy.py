@@ -31,7 +31,7 @@ from fedhyper.flower import inner as known
 from fedhyper.flower.averaging import averaged, moved
 from fedhyper.flower.losses import SQ_NORM, Losses, reported
 from fedhyper.flower.nodes import OrderedGrid, Roster, seeded
-from fedhyper.flower.records import Arrays, Layout, Trainable, Vector, finite, mean, pack, views
+from fedhyper.flower.records import Arrays, Layout, Trainable, Vector, mean, pack, views
 from fedhyper.flower.replies import PREFIX, Expected, Refusal, Reply, sift
 from fedhyper.flower.resume import Saved, load, save
 from fedhyper.flower.schedules import Schedule, make_schedule
@@ -260,12 +260,12 @@ class FedHyper(Strategy):
         readable = steps and known.readable(self.strategy)
         names = self.layout.untrained if readable else self.layout.shapes
         raw = self._mean(believed, names) if steps else None  # now: FedMedian empties the replies it reads
-        counters = {} if self.aggregate_only else self._largest(believed)
+        counters = {} if self.aggregate_only else self.layout.largest([reply.arrays for reply in believed])
         memory = known.memory(self.strategy)
         sq_norms = self._sq_norms(before, believed)
         record, metrics = self.strategy.aggregate_train(server_round, [reply.message for reply in believed] + errors)
         after = None if record is None else views(record)
-        if after is None or not self._usable(after):
+        if after is None or not self.layout.accepts(after):
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
         if readable:
@@ -288,7 +288,7 @@ class FedHyper(Strategy):
         buffers = after if raw is None else raw
         step = None if raw is not None else self.layout.named(delta)
         rate = float(state.global_lr) * (self._graft(before, after, delta) if raw is not None else 1.0)
-        new = self._applied(before, after, buffers | counters, rate, step, record)
+        new = self.layout.stepped(before, after, buffers | counters, rate, step, record)
         if new is None:
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
@@ -307,11 +307,6 @@ class FedHyper(Strategy):
     def _mean(self, believed: list[Reply], names: Iterable[str]) -> Arrays:
         return mean([reply.arrays for reply in believed], [reply.weight for reply in believed], names)
 
-    def _largest(self, believed: list[Reply]) -> Arrays:
-        """Integer arrays (BatchNorm counts its batches): the largest of the clients', in their own type."""
-        whole = [name for name, dtype in self.layout.dtypes.items() if dtype.kind in "iub"]
-        return {name: np.maximum.reduce([reply.arrays[name] for reply in believed]) for name in whole}
-
     def _sq_norms(self, before: Arrays, believed: list[Reply]) -> float | None:
         """Σ p_m |Δ_m|², which auto and FedExP read; None where clients report it, or replies are masked."""
         if "sq_norm" not in self.plan.requires:
@@ -321,46 +316,6 @@ class FedHyper(Strategy):
         total = sum(reply.weight for reply in believed)
         distances = gram.sq_distances(before, [reply.arrays for reply in believed], self.layout.trained)
         return sum(reply.weight / total * squared for reply, squared in zip(believed, distances, strict=True))
-
-    def _usable(self, after: Arrays) -> bool:
-        """Whether the inner strategy gave back a model of this shape, all of it finite."""
-        return all(
-            name in after and after[name].shape == shape and finite(after[name])
-            for name, shape in self.layout.shapes.items()
-        )
-
-    def _applied(
-        self,
-        before: Arrays,
-        after: Arrays,
-        buffers: Arrays,
-        global_lr: float,
-        step: Arrays | None,
-        record: ArrayRecord | None,
-    ) -> ArrayRecord | None:
-        """w − α (w − w_inner) for what is trained, the average for what is not; None when that overflows.
-
-        ``step`` is w − w_inner where it is already there.
-        """
-        arrays = {}
-        for name, dtype in self.layout.dtypes.items():
-            if name not in self.layout.trained:
-                new = np.rint(buffers[name]) if dtype.kind in "iub" else buffers[name]
-            elif global_lr == 1.0:
-                new = after[name]
-            else:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    new = np.multiply(before[name] - after[name] if step is None else step[name], global_lr)
-                    new = np.subtract(before[name], new, out=new)
-            if record is not None and new is after[name] and new.dtype == dtype and new.flags.c_contiguous:
-                arrays[name] = record[name]  # as it came: no copy, and the same bits
-                continue
-            with np.errstate(over="ignore"):
-                new = new.astype(dtype, copy=False)
-            if not finite(new):
-                return None
-            arrays[name] = pack(new)
-        return ArrayRecord(arrays)
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
