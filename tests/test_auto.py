@@ -28,21 +28,26 @@ def rates(states: list[PlanState]) -> list[float]:
 
 
 def test_by_hand() -> None:
-    shape = {"sharpness": 1, "dissent": 0.5, "drive": 0.1, "brake": 2}
-    plan = Auto(probe=0.01, climb=3, hyper_lr=0.5, **shape, smoothing=0.5, slack=0.1, retreat=4)
+    plan = Auto(probe=0.01, climb=3, hyper_lr=0.5, drive=0.1, momentum=0.5, smoothing=0.5, slack=0.1, retreat=4)
     states = follow(
         plan,
         ([1, 0], 2.0, 1.0),  #   climb × 3
         ([1, 0], 2.0, 1.0),  #   climb × 3
         ([1, 0], 2.0, 0.1),  #   saturated once: wait
-        ([0, 1], 2.0, 0.1),  #   twice: follow. h = 0, p = 0: × e^(.5 · .1)
-        ([0, 9], 1.0, 0.1),  #   h = 1: × e^(.5 · (1 + 1 + .1)); smooth 1.5, its best
-        ([0, -9], 2.0, 0.1),  #  h = -1, smooth 1.75, p = .25 / min(1.5, .5): × e^(.5 · (-.5 + .1 - 2 · .25))
+        ([0, 2], 2.0, 0.1),  #   twice: follow. h = 0: × e^(.5 · .1); M = (.5, 2)
+        ([3, 4], 1.0, 0.1),  #   h = 9.5 / (5 · √4.25): × e^(.5 · (h + .1)); smooth 1.5, its best; M = (3.25, 5)
+        ([0, -9], 2.0, 0.1),  #  h = -5 / √35.5625; M = (1.625, -6.5)
         ([0, -9], 2.1, 0.1),  #  .6 above 1.5, more than the .5 that had been gained: back, / 4
-        ([0, 1], 2.1, 0.1),  #   believed after a retreat. No direction, smooth 1.925, p = .85: × e^(.5 · (.1 - 1.445))
+        ([0, 1], 2.1, 0.1),  #   believed after a retreat. No direction: × e^(.5 · .1)
         ([0, 1], math.nan, 0.1),  # back, / 4
     )
-    factors = [3, 3, 1, math.exp(0.05), math.exp(1.05), math.exp(-0.45), 1 / 4, math.exp(-0.6725), 1 / 4]
+    cosines = [9.5 / (5 * math.sqrt(4.25)), -5 / math.sqrt(35.5625)]
+    assert [state.hypergrad for state in states[4:6]] == pytest.approx(cosines)
+    followed = [math.exp(0.5 * (h + 0.1)) for h in (0.0, *cosines, 0.0)]
+    factors = [3, 3, 1, *followed[:3], 1 / 4, followed[3], 1 / 4]
+    assert states[5].parts[0].before == pytest.approx([1.625, -6.5])
+    # Δ alone while it climbs; a retreat forgets the step
+    assert [state.momentum for state in states] == [0.0] * 3 + [0.5] * 3 + [None, 0.5, None]
     assert rates(states) == pytest.approx(list(0.01 * np.cumprod(factors)), rel=1e-12)
     assert [state.rollback for state in states] == [False] * 6 + [True, False, True]
     assert {state.global_lr for state in states} == {1.0}
@@ -65,7 +70,9 @@ def test_one_odd_cohort_does_not_end_the_climb() -> None:
 
 def test_with_one_local_step_a_falling_loss_ends_the_climb() -> None:
     losses = (2.0, 2.0, 1.89, 1.89, 1.89)  # 5 % below the first, twice
-    states = follow(Auto(drive=0.0), *[([float(i % 2), float(1 - i % 2)], x, 1.0) for i, x in enumerate(losses)])
+    states = follow(
+        Auto(drive=0.0, momentum=0.0), *[([float(i % 2), float(1 - i % 2)], x, 1.0) for i, x in enumerate(losses)]
+    )
     assert rates(states) == pytest.approx([0.003, 0.009, 0.009, 0.009, 0.009])
 
 
@@ -147,25 +154,23 @@ def quadratic(rng: np.random.Generator, noise: float) -> Step:
 
 def train(plan: Auto, noise: float, rounds: int = 80) -> tuple[float, int]:
     """The distance to the minimum's loss at the end, and the number of retreats."""
-    step, w, good = quadratic(np.random.default_rng(0), noise), np.zeros(20), np.zeros(20)
-    state, retreats = plan.init(), 0
+    round_, w, good = quadratic(np.random.default_rng(0), noise), np.zeros(20), np.zeros(20)
+    state, retreats, step = plan.init(), 0, np.zeros(20)
     for _ in range(rounds):
-        delta, loss, sq_norm = step(w, state.local_lr)
+        delta, loss, sq_norm = round_(w, state.local_lr)
         state = plan.update(state, delta, loss=loss, sq_norm=sq_norm)
         retreats += state.rollback
-        w, good = (good, good) if state.rollback else (w - state.global_lr * delta, w)
+        step = np.zeros(20) if state.rollback else delta + (state.momentum or 0.0) * step
+        good = w if state.settled and not state.rollback else good
+        w = good if state.rollback else w - state.global_lr * step
     return float((np.geomspace(0.1, 3.0, 20) * (w - 1) ** 2).sum() / 2), retreats
 
 
-@pytest.mark.parametrize("noise", [0.5, 1.0])
-def test_a_healthy_quadratic_run_never_retreats(noise: float) -> None:
-    assert train(Auto(), noise)[1] == 0
-
-
-def test_without_noise_the_cosine_warns_too_late_and_a_few_retreats_find_the_edge() -> None:
-    loss, retreats = train(Auto(), 0.0)
-    assert loss < 1e-9
-    assert 1 <= retreats <= 6
+@pytest.mark.parametrize(("noise", "reached"), [(0.0, 1e-6), (0.5, 0.2), (1.0, 0.6)])
+def test_a_healthy_quadratic_run_never_retreats(noise: float, reached: float) -> None:
+    loss, retreats = train(Auto(), noise)
+    assert loss < reached  # from 8.6
+    assert retreats == 0
 
 
 def test_the_rate_that_did_damage_is_not_tried_again_at_once() -> None:
@@ -196,7 +201,15 @@ def test_a_grafted_optimizer_keeps_its_direction_at_a_multiple_of_the_length_of_
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("local_lr", 0.0), ("probe", math.nan), ("climb", 0.5), ("slack", 0.0), ("smoothing", 1.5), ("brake", -1.0)],
+    [
+        ("local_lr", 0.0),
+        ("probe", math.nan),
+        ("climb", 0.5),
+        ("slack", 0.0),
+        ("smoothing", 1.5),
+        ("drive", -1.0),
+        ("momentum", 1.0),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=setting):

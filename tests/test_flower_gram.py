@@ -45,11 +45,13 @@ def test_every_known_plan_decides_as_on_the_vectors_themselves(name: str) -> Non
         sq_norm = 2.0 * float(inner(delta, delta))
         whole = plan.update(whole, delta, loss=loss, sq_norm=sq_norm)
         short = gram.update(plan, short, delta, before, loss=loss, sq_norm=sq_norm)
+        if short.momentum and before is not None:
+            gram.add(delta, short.momentum, before)
         before = None if short.rollback else delta
         assert short.rollback == whole.rollback
         assert short.global_lr == pytest.approx(whole.global_lr, rel=1e-12)
-        assert short.local_lr == pytest.approx(whole.local_lr, rel=1e-12)
-        assert short.hypergrad == pytest.approx(whole.hypergrad, rel=1e-9, abs=1e-15, nan_ok=True)
+        assert short.local_lr == pytest.approx(whole.local_lr, rel=1e-7)  # auto's step is in float32
+        assert short.hypergrad == pytest.approx(whole.hypergrad, rel=1e-6, abs=1e-15, nan_ok=True)
 
 
 def test_products_are_exact_enough_and_zero_vectors_are_no_trouble() -> None:

@@ -195,7 +195,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         "rate": {**values, "plan": [float("nan"), *values["plan"][1:]]},
         "plan": {**values, "plan": values["plan"][:2]},
         "memory": {k: v for k, v in values.items() if k != "memory"},
-        "tensor": {**values, "delta": {"tensor": "nowhere"}},
+        "tensor": {**values, "step": {"tensor": "nowhere"}},
         "identity": {k: v for k, v in values.items() if k != "identity"},
     }
     for bad in spoilt.values():

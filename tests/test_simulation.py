@@ -167,7 +167,7 @@ def test_round_without_usable_update_changes_neither_weights_nor_state(method: s
     assert simulation.weights_sha256() == digest
     assert simulation.idle_rounds == 1
     assert simulation.round == 2
-    assert after.moments is before.moments
+    assert after.moments is before.moments or (after.plan.rollback and after.moments == simulation.method.server.init())
     if method == "fedhyper":  # everybody returning nonsense is news about the rate
         assert after.plan.local_lr < before.plan.local_lr
     else:

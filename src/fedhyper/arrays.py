@@ -71,6 +71,15 @@ def _flat(piece: Array) -> Array:
     return piece.reshape(-1) if len(getattr(piece, "shape", ())) > 1 else piece
 
 
+def plus(a: Array, times: float, b: Array) -> Array:
+    """``a + times · b``, on lists piece by piece; a number ``b`` stands for a vector full of it."""
+    if times == 0:  # not even inf · 0
+        return a
+    if isinstance(a, (list, tuple)):
+        return [plus(x, times, y) for x, y in zip(a, _fit(a, b), strict=True)]
+    return a + times * b
+
+
 def inner(a: Array, b: Array) -> Array:
     """``<a, b> = Σ a_i b_i`` over the last axis, in float64, with the same bits for any number of threads."""
     b = _fit(a, b)

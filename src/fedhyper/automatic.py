@@ -1,15 +1,14 @@
 """Learning-rate-free: one plan that ends near a tuned rate from any initial one, from the aggregate and two scalars.
 
     climb    β ← climb · β          while |Δ_m|²/β² stays what it was: the round is linear, and nothing has been risked
-    follow   β ← β · exp(κ · (a + drive − brake·p²)),   h = cos(Δ_t, Δ_t-1), a = h + sharpness·h², or dissent·h below 0
+    follow   β ← β · exp(κ · (h + drive)),   h = cos(Δ_t, M_t-1),   M_t = Δ_t + momentum · M_t-1: the server's step
     retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged; a climb
                                     that did damage has done it a round or two before it shows: back to where it began
 
-p in [0, 1] is how far the smoothed loss lies above its best, in units of what there is to lose: the best itself late in
-a run, the progress since the first round early in it. Without p the cosine wanders off: at rates far too high it is
-noise around 0, and noise does not pull back. A low cosine counts little: cohorts that differ undo each other's work
-in a few steep directions at any rate, while the flat ones still want a high one. From the climb on, the weights to
-evaluate and to keep are a mean of the last few rounds', which takes that to and fro out of them.
+h is the hypergradient of the step that was taken, with momentum in it. Against Δ_t-1 alone it has twice the noise, and
+where cohorts differ it is negative at any rate: they undo each other's work in a few steep directions, which M has
+averaged away. As a run settles h sinks and the rate with it, a decay that nobody has to choose. From the climb on, the
+weights to evaluate and to keep are a mean of the last few rounds', which takes the rest of the to and fro out of them.
 docs/results/robustness.md has the roads not taken, with figures.
 """
 
@@ -19,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedhyper.arrays import Array, cosine, inner, is_number
+from fedhyper.arrays import Array, cosine, inner, is_number, plus
 from fedhyper.guard import check_positive, clamp
 from fedhyper.plans import PlanState
 from fedhyper.schedulers import LRState
@@ -27,7 +26,7 @@ from fedhyper.server import Moments, ServerOptimizer
 
 
 class AutoState(NamedTuple):
-    """What ``Auto`` remembers beside the rate and Δ_t-1. Lengths are ln(|Δ_m|²/β²)."""
+    """What ``Auto`` remembers beside the rate and M_t-1. Lengths are ln(|Δ_m|²/β²)."""
 
     early: bool = True  # neither damage nor real progress yet: it may climb
     seen: int = 0  # rounds that were believed
@@ -54,10 +53,8 @@ class Auto:
     climb      factor a round while the clients' rounds are linear; its square below ``probe``
     saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/8 below the first, twice in a row: no climb
     hyper_lr   κ, step size in log space
-    sharpness  a high cosine is rare under noise and counts more: h + sharpness·h²
-    dissent    share of a negative cosine that counts: cohorts that differ pull to and fro at any rate
     drive      under noise the greedy rate (h = 0) is below the best one
-    brake      weight of the loss against the cosine, by p²: a little above the best is nothing
+    momentum   share of the last step in the next one, and of what the cosine remembers; none while it climbs
     smoothing  weight of the newest loss in the smoothed one
     slack      share of the first loss that is taken for noise
     retreat    divisor after damage
@@ -70,11 +67,9 @@ class Auto:
     probe: float = 1e-3
     climb: float = 3.0
     saturated: float = 0.5
-    hyper_lr: float = 0.2
-    sharpness: float = 3.0
-    dissent: float = 0.25
+    hyper_lr: float = 0.4
     drive: float = 0.05
-    brake: float = 20.0
+    momentum: float = 0.8
     smoothing: float = 0.3
     slack: float = 0.2
     retreat: float = 2.0
@@ -92,7 +87,9 @@ class Auto:
             value = getattr(self, name)
             if not (is_number(value) and 0 < value <= 1):
                 raise ValueError(f"{name} is a share and must be in (0, 1], got {value!r}")
-        for name in ("sharpness", "dissent", "drive", "brake", "recency"):
+        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}; 0 switches it off")
+        for name in ("drive", "recency"):
             value = getattr(self, name)
             if not (is_number(value) and 0 <= value < math.inf):
                 cure = "a large one switches the mean off" if name == "recency" else "0 switches it off"
@@ -127,11 +124,8 @@ class Auto:
         if seen.early and seen.flat < 1 and flat > self.climb:  # it flattened and now shoots up: clients diverge
             return self.lost(state)
 
-        # p = (smooth − best) / stake
         smooth = (1 - self.smoothing) * seen.smooth + self.smoothing * loss if seen.seen else loss
         best = min(seen.best, smooth)
-        stake = self._stake(best, first)
-        p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
         h = float(cosine(delta, rate.before))
         # with one local step |Δ_m|²/β² cannot fall, but the loss can: either says that the rate has begun to act
         acts = flat < self.saturated or loss < (1 - self.slack / 8) * first
@@ -140,8 +134,7 @@ class Auto:
         if climbing:
             factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
         else:
-            agreement = h + self.sharpness * h * h if h > 0 else self.dissent * h
-            factor = math.exp(self.hyper_lr * (agreement + self.drive - self.brake * p * p))
+            factor = math.exp(self.hyper_lr * (h + self.drive))
         ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
         lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
 
@@ -150,13 +143,15 @@ class Auto:
             mean = length
         else:
             mean = (n * seen.length + length) / (n + 1) if climbing else seen.length
-        before = delta if math.isfinite(h) else rate.before  # a direction that cannot be used poisons nothing
+        momentum = 0.0 if climbing else self.momentum
+        # a direction that cannot be used poisons nothing
+        before = plus(delta, momentum, rate.before) if math.isfinite(h) else rate.before
         parts = (
             LRState(lr, before, h),
             AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling, averaged),
         )
         newest = (self.recency + 1) / (averaged + self.recency) if averaged else 1.0
-        return PlanState(1.0, lr, False, h, parts, newest, not climbing)
+        return PlanState(1.0, lr, False, h, parts, newest, not climbing, momentum)
 
     def _stake(self, best: float, first: float) -> float:
         """What there is to lose: the best loss, or what has been gained so far; at least the noise."""

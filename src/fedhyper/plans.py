@@ -2,7 +2,8 @@
 
     state = plan.init()                                          local_lr goes to the clients
     state = plan.update(state, delta, loss=..., sq_norm=...)     after they answered
-    w = good if state.rollback else w − state.global_lr · direction(delta)
+    step = delta + state.momentum · step                         None: the server's optimizer decides; rollback: 0
+    w = good if state.rollback else w − state.global_lr · step
     good = the w before this round, if state.settled             else it stays what it was
     mean = mean + state.newest · (w − mean)                      to evaluate and to keep; at newest = 1 it is w
 
@@ -25,7 +26,9 @@ class PlanState(NamedTuple):
     """The two rates, whether to return to the last good weights, and the states underneath.
 
     newest   share of the new weights in the mean that is evaluated and kept
-    settled  whether the weights before this round are good; a plan that is still trying rates out does not know
+    settled  whether the weights before this round are good; a plan that is still trying rates out does not know,
+             and what a server's optimizer remembers of such rounds is forgotten
+    momentum share of the last step in this one, dimensionless: step_t = Δ_t + momentum · step_t-1; None: no opinion
     """
 
     global_lr: float
@@ -35,6 +38,7 @@ class PlanState(NamedTuple):
     parts: tuple[Any, ...]
     newest: float = 1.0
     settled: bool = True
+    momentum: float | None = None
 
 
 class Plan(Protocol):

@@ -1,9 +1,10 @@
 """One look at a long vector instead of three.
 
-The rules of layer 1 ask nothing of Δ_t and Δ_t-1 but their inner products, and inner products do not change when the
-two are written in another basis. So both are read once, in float64, and the rules are shown two numbers each:
+The rules of layer 1 ask nothing of Δ_t and the direction before it (Δ_t-1, or auto's step M_t-1) but their inner
+products, and those do not change when the two are written in another basis. So both are read once, in float64, and the
+rules are shown two numbers each:
 
-    Δ_t-1 = (|Δ_t-1|, 0),    Δ_t = (<Δ_t, Δ_t-1> / |Δ_t-1|, the rest of its length)
+    M_t-1 = (|M_t-1|, 0),    Δ_t = (<Δ_t, M_t-1> / |M_t-1|, the rest of its length)
 
 At 11 million parameters that is a third of the time, and the schedule's state is a handful of numbers.
 """
@@ -91,21 +92,30 @@ def sq_distances(a: Arrays, others: Sequence[Arrays], names: Sequence[str]) -> l
     ]
 
 
+def add(delta: Vector, times: float, before: Vector) -> None:
+    """delta ← delta + times · before, in one pass."""
+    work = np.empty(_CHUNK, delta.dtype)
+    for start in range(0, delta.size, _CHUNK):
+        piece = delta[start : start + _CHUNK]
+        piece += np.multiply(before[start : start + _CHUNK], times, out=work[: piece.size], casting="same_kind")
+
+
 def update(
     plan: Plan, state: PlanState, delta: Vector, before: Vector | None, *, loss: float, sq_norm: float
 ) -> PlanState:
-    """``plan.update(state, delta, ...)``, where ``before`` is the delta of the update before (None: there is none).
+    """``plan.update(state, delta, ...)``, where ``before`` is the step of the update before (None: there is none).
 
     ``sq_norm`` NaN: not known, and |Δ|², which it cannot be below, stands for it.
     """
     across, square = products(delta, before)
-    length = math.sqrt(square)
     previous = max((abs(part.before[0]) for part in state.parts if _in_coordinates(part)), default=0.0)
     along = across / previous if previous else 0.0
     shown = [along, math.sqrt(max(square - along * along, 0.0))]
     new = plan.update(state, shown, loss=loss, sq_norm=square if math.isnan(sq_norm) else sq_norm)
-    # what is now Δ_t becomes Δ_t-1, the first axis
-    parts = [part._replace(before=[length, 0.0]) if _in_coordinates(part) else part for part in new.parts]
+    # the step that is now the newest becomes the first axis
+    parts = [
+        part._replace(before=[math.hypot(*part.before), 0.0]) if _in_coordinates(part) else part for part in new.parts
+    ]
     return new._replace(parts=tuple(parts))
 
 

@@ -169,15 +169,15 @@ class Layout:
         step: Arrays | None,
         record: ArrayRecord | None,
     ) -> ArrayRecord | None:
-        """w − α (w − w_inner) for what is trained, the average for what is not; None when that overflows.
+        """w − α · step for what is trained, the average for what is not; None when that overflows.
 
-        ``step`` is w − w_inner where it is already there; ``record`` holds ``after`` as it came.
+        ``step`` None: it is w − w_inner; ``record`` holds w_inner, ``after``, as it came.
         """
         arrays = {}
         for name, dtype in self.dtypes.items():
             if name not in self.trained:
                 new = np.rint(buffers[name]) if dtype.kind in "iub" else buffers[name]
-            elif global_lr == 1.0:
+            elif global_lr == 1.0 and step is None:
                 new = after[name]
             else:
                 with np.errstate(over="ignore", invalid="ignore"):

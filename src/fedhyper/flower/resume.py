@@ -26,7 +26,7 @@ class Saved(NamedTuple):
     good: ArrayRecord  # where a rollback returns to
     means: Arrays | None  # what is evaluated and returned; None: ``arrays``
     plan: PlanState
-    delta: Vector | None
+    step: Vector | None
     memory: dict[str, Any]  # the inner strategy's momentum and moments
     losses: list[Any]
     idle: int
@@ -43,7 +43,7 @@ def save(path: Path, saved: Saved, identity: dict[str, Any]) -> None:
         "order": list(saved.arrays),
         "plan": to_plain(saved.plan, tensors, "plan"),
         "means": to_plain(saved.means, tensors, "means"),
-        "delta": to_plain(saved.delta, tensors, "delta"),
+        "step": to_plain(saved.step, tensors, "step"),
         "memory": to_plain(saved.memory, tensors, "memory"),
         "losses": saved.losses,
         "idle": saved.idle,
@@ -74,7 +74,7 @@ def load(path: Path, identity: dict[str, Any], *, like: PlanState) -> Saved:
             good=ArrayRecord({name: pack(tensors[f"good/{name}"]) for name in order}),
             plan=plan,
             means=from_plain(values["means"], tensors),
-            delta=from_plain(values["delta"], tensors),
+            step=from_plain(values["step"], tensors),
             memory=from_plain(values["memory"], tensors),
             losses=list(values["losses"]),
             idle=int(values["idle"]),

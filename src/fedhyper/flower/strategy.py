@@ -5,7 +5,8 @@
 
 Each round: replies that cannot be believed are refused by name; the inner strategy aggregates the rest; Δ = before −
 after over the trained arrays gives the two rates; w − α · direction is sent next, with the local rate in the config
-entries ``local-lr`` and ``lr``. Under auto a mean of the last few rounds' weights is what is evaluated and returned.
+entries ``local-lr`` and ``lr``. Under auto the direction has momentum in it unless the inner strategy has its own way,
+and a mean of the last few rounds' weights is what is evaluated and returned.
 NumPy is all the server needs.
 """
 
@@ -92,13 +93,13 @@ class FedHyper(Strategy):
         self.send_delta, self.weight_cap, self.aggregate_only = send_delta, weight_cap, aggregate_only
         self.patience = patience
         self.history: list[dict[str, Any]] = []
-        self.delta: Vector | None = None  # the newest aggregate that was used
+        self.step: Vector | None = None  # Δ_t-1, under auto with momentum in it: M_t-1
         self.rejected: list[Refusal] = []  # of the newest round
         self._trainable, self._offset = trainable, 0
         self._roster = Roster(nodes, wait)
         self._losses = Losses()
         self._layout: Layout | None = None
-        self._spare: Vector | None = None  # memory of a delta that is no longer needed
+        self._spare: Vector | None = None  # memory of a step that is no longer needed
         self._good: ArrayRecord | None = None
         self._means: Arrays | None = None  # None: the newest weights
         self._asked: list[int] = []
@@ -167,8 +168,8 @@ class FedHyper(Strategy):
         """FedHyper-CL's settings, and the last aggregate unless clients keep the weights themselves."""
         settings = {k: v for k, v in asdict(rule).items() if k != "local_steps"}
         extra: dict[str, Any] = {CLIENT: ConfigRecord({**settings, "global_lr": float(self.state.global_lr)})}
-        if rule.global_term != "off" and self.delta is not None and self.send_delta != "cached":
-            named = self.layout.named(self.delta)
+        if rule.global_term != "off" and self.step is not None and self.send_delta != "cached":
+            named = self.layout.named(self.step)
             if self.send_delta == "half":
                 largest = float(np.finfo(np.float16).max)
                 named = {k: np.clip(v, -largest, largest).astype(np.float16) for k, v in named.items()}
@@ -206,6 +207,7 @@ class FedHyper(Strategy):
         self._idle = self._idle + 1 if fate == "idle" else 0
         if fate == "idle":
             self.state = self.plan.lost(self.state)  # clients that all return nonsense were sent too high a rate
+            self.step = None if self.state.rollback else self.step
         record = {
             "round": server_round,
             "global_lr": float(self.state.global_lr),
@@ -277,24 +279,28 @@ class FedHyper(Strategy):
         loss = self._losses.mean(rows, weights[: len(rows)])
         sq_norm = reported(SQ_NORM, rows, weights[: len(rows)]) if sq_norms is None else sq_norms
         if gram.knows(self.plan):
-            state = gram.update(self.plan, self.state, delta, self.delta, loss=loss, sq_norm=sq_norm)
+            state = gram.update(self.plan, self.state, delta, self.step, loss=loss, sq_norm=sq_norm)
         else:
             state = self.plan.update(self.state, delta.copy(), loss=loss, sq_norm=sq_norm)
         if state.rollback:
             _log.warning("fedhyper: loss %g in round %d; back to the last good weights", loss, server_round)
             known.remember(self.strategy, {})
-            self.state, self.delta, self._means = state, None, None
+            self.state, self.step, self._means = state, None, None
             return self._good, metrics, "rollback"
         buffers = after if raw is None else raw
-        step = None if raw is not None else self.layout.named(delta)
         rate = float(state.global_lr) * (self._graft(before, after, delta) if raw is not None else 1.0)
+        if state.momentum and self.step is not None:
+            gram.add(delta, state.momentum, self.step)
+        step = self.layout.named(delta) if raw is None and (state.momentum or rate != 1) else None
         new = self.layout.stepped(before, after, buffers | counters, rate, step, record)
         if new is None:
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
         self._means = moved(self._means, before, views(new), state.newest)
+        if not state.settled:  # what the inner strategy remembers of rates that were tried out
+            known.remember(self.strategy, {})
         self.state, self._good = state, self._sent if state.settled else self._good
-        self._spare, self.delta = self.delta, delta
+        self._spare, self.step = self.step, delta
         return new, metrics, "step"
 
     def _graft(self, before: Arrays, after: Arrays, delta: Vector) -> float:
@@ -327,7 +333,7 @@ class FedHyper(Strategy):
             good=self._good,
             means=self._means,
             plan=self.state,
-            delta=self.delta,
+            step=self.step,
             memory=known.memory(self.strategy),
             losses=self._losses.state(),
             idle=self._idle,
@@ -388,7 +394,7 @@ class FedHyper(Strategy):
 
     def _resume(self, path: Path) -> ArrayRecord:
         saved = load(path, self._identity(), like=self.plan.init())
-        self._offset, self._good, self.state, self.delta = saved.server_round, saved.good, saved.plan, saved.delta
+        self._offset, self._good, self.state, self.step = saved.server_round, saved.good, saved.plan, saved.step
         self._idle, self.history, self._means = saved.idle, saved.history, saved.means
         self._losses.restore(saved.losses)
         known.remember(self.strategy, saved.memory)

@@ -182,7 +182,7 @@ def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any)
             raise UserError(f"options.{option} is not an option of method '{name}'; {hint}")
     base, suffix = _split(name)
     try:
-        method = METHODS[base].make(_Given(name, local_lr, global_lr, options))
+        method = METHODS[base].make(_Given(name, float(local_lr), float(global_lr), options))
         if suffix is None:
             return method
         names, server = _SUFFIXES[suffix]

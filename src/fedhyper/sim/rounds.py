@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedhyper.arrays import cosine, inner
 from fedhyper.checkpoint import from_plain, to_plain
 from fedhyper.guard import all_finite, norm_caps, reject_reason
+from fedhyper.server import Average, Momentum
 from fedhyper.sim.engines import ClientTask, Engine, Reply, Sent, gather, make_engine, scatter
 from fedhyper.sim.methods import Method
 from fedhyper.sim.partition import Partition
@@ -158,7 +159,11 @@ class Simulation:
                 idle_rounds=0,
             )
             return back, cos, norm
-        direction, moments = self.method.server.update(state.moments, delta)
+        if plan.momentum is not None and isinstance(self.method.server, Average):
+            direction, moments = Momentum(momentum=plan.momentum).update(state.moments, delta)
+        else:
+            direction, moments = self.method.server.update(state.moments, delta)
+            moments = moments if plan.settled else self.method.server.init()
         weights = state.weights - plan.global_lr * direction
         if not all_finite(weights):
             return self._lost(state), cos, norm
@@ -184,7 +189,8 @@ class Simulation:
     def _lost(self, state: ServerState) -> ServerState:
         """A round without a usable update changes neither weights nor state; a plan may know what to do about it."""
         plan = self.method.plan.lost(state.plan)
-        return state._replace(round=state.round + 1, plan=plan, idle_rounds=state.idle_rounds + 1)
+        moments = self.method.server.init() if plan.rollback else state.moments
+        return state._replace(round=state.round + 1, plan=plan, moments=moments, idle_rounds=state.idle_rounds + 1)
 
     def _client_tasks(self, t: int) -> list[ClientTask]:
         """Who trains in round ``t`` and on which batches, longest first: that balances the workers."""
