@@ -115,13 +115,11 @@ def _task(name: str, subset: int | None) -> Task:
     return load_task(name, subset=subset)
 
 
-def train(
-    s: Setting, method: str, rates: tuple[float, float], seed: int, every: int, **options: Any
-) -> list[dict[str, Any]]:
-    """The records of a run from these (local, global) rates, evaluated every so often and in the last five rounds."""
+def simulate(s: Setting, method: str, rates: tuple[float, float], seed: int, **options: Any) -> Simulation:
+    """A run from these (local, global) rates, before its first round."""
     task = _task(s.task, s.subset)
     known = {"natural": {"groups": task.groups}, "dirichlet": {"concentration": s.concentration}}
-    simulation = Simulation(
+    return Simulation(
         task=task,
         partition=make_partition(s.kind, task.train_y.numpy(), s.clients, seed=seed, **known.get(s.kind, {})),
         model=make_model(s.model, task.shape, task.classes, seed=seed, tokens=task.tokens, **s.options),
@@ -133,6 +131,13 @@ def train(
         seed=seed,
         dtype=s.dtype,
     )
+
+
+def train(
+    s: Setting, method: str, rates: tuple[float, float], seed: int, every: int, **options: Any
+) -> list[dict[str, Any]]:
+    """The records of a run from these rates, evaluated every so often and in the last five rounds."""
+    simulation = simulate(s, method, rates, seed, **options)
     records = [simulation.run_round(evaluate=t % every == 0 or t > s.rounds - 5) for t in range(1, s.rounds + 1)]
     simulation.close()
     return records

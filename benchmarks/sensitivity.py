@@ -1,14 +1,18 @@
-"""What fedhyper's result hangs on: other federated settings, and each of its constants halved and doubled.
+"""What fedhyper's result hangs on: other federated settings, each constant halved and doubled, what its cosine sees.
 
     python benchmarks/sensitivity.py axes                  digits in ten settings, against FedAvg's best cell
     python benchmarks/sensitivity.py axes --task fmnist --seeds 1
     python benchmarks/sensitivity.py constants             digits at Dirichlet 0.5 and 0.1, a row a constant
     python benchmarks/sensitivity.py constants --task fmnist --seeds 1
+    python benchmarks/sensitivity.py cosines --task cifar10
 
 fedhyper starts at 0.001, which all starts above it become. FedAvg's best is the best of six cells, local rate 0.1 or 1
 and global rate 0.5, 1 or 2, by the mean over seeds (fmnist: of three, since a local rate of 1 is at chance there);
 "with decay" is the best of four decays of the local rate in that cell (fmnist: in the first row only). Rounds are those
 to 95 % of FedAvg's best accuracy, the mean over seeds. Accuracies in percent, last five rounds.
+
+The cosines are those of FedAvg at constant rates, seed 0: mean and standard deviation over the middle third of the
+rounds of cos(Δ_t, Δ_t-1) and of cos(Δ_t, M_t-1), M_t = Δ_t + 0.8 · M_t-1, which is what fedhyper reads.
 """
 
 from __future__ import annotations
@@ -19,12 +23,18 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from robustness import SETTINGS, Setting, score, train
+from robustness import SETTINGS, Setting, score, simulate, train
 
 from fedhyper import Auto
+from fedhyper.arrays import cosine
 
 START = (0.001, 1.0)
 LOCAL = {"digits": (0.1, 1.0), "fmnist": (0.1,)}
+RATES = {
+    "digits": (0.05, 0.2, 0.5, 1.0, 2.0),
+    "fmnist": (0.01, 0.03, 0.1, 0.2, 0.4),
+    "cifar10": (0.01, 0.03, 0.06, 0.1, 0.2),
+}
 DECAYS = (0.995, 0.98, 0.96, 0.94)
 
 
@@ -116,15 +126,44 @@ def constants(task: str, seeds: int) -> None:
         print(f"| {field.name}{note} | {value:g} | {' | '.join(row)} |", flush=True)
 
 
+def cosines(task: str) -> None:
+    """One row a rate."""
+    print("| FedAvg's local rate | accuracy | cos(Δ_t, Δ_t-1) | cos(Δ_t, M_t-1) |\n|---|---|---|---|")
+    setting = SETTINGS[task]
+    third = setting.rounds // 3
+    for rate in RATES[task]:
+        run, seen = simulate(setting, "fedavg", (rate, 1.0), 0), []
+        last: torch.Tensor | float = 0.0
+        step: torch.Tensor | float = 0.0
+        weights = _flat(run.named_weights())
+        for t in range(1, setting.rounds + 1):
+            record = run.run_round(evaluate=t == setting.rounds)
+            delta, weights = weights - _flat(run.named_weights()), _flat(run.named_weights())
+            seen.append((float(cosine(delta, last)), float(cosine(delta, step))))
+            last, step = delta, delta + 0.8 * step
+        run.close()
+        both = zip(*seen[third : 2 * third], strict=True)
+        cells = [f"{statistics.fmean(h):+.2f} ± {statistics.pstdev(h):.2f}" for h in both]
+        print(f"| {rate:g} | {100 * record['accuracy']:.1f} | {' | '.join(cells)} |", flush=True)
+
+
+def _flat(named: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([value.reshape(-1) for value in named.values()])
+
+
 def main() -> None:
-    """Print one of the two tables."""
+    """Print one of the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["axes", "constants"])
-    parser.add_argument("--task", default="digits", choices=list(LOCAL))
+    parser.add_argument("table", choices=["axes", "constants", "cosines"])
+    parser.add_argument("--task", default="digits", choices=list(RATES), help="cifar10: cosines only")
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.table == "axes":
+    if args.table == "cosines":
+        cosines(args.task)
+    elif args.task not in LOCAL:
+        parser.error(f"{args.table} are of {' or '.join(LOCAL)}, not of {args.task}")
+    elif args.table == "axes":
         axes(args.task, args.seeds)
     else:
         constants(args.task, args.seeds)

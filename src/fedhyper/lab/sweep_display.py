@@ -91,7 +91,7 @@ class SweepLines(SweepQuiet):
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """How many ended how."""
-        self._say(closing(outcomes))
+        self._say(closing(outcomes, self.total))
 
     def _say(self, line: str) -> None:
         print(line, file=self.out, flush=True)
@@ -128,7 +128,7 @@ class SweepLive(SweepQuiet):
         if self._live is not None:
             self.running = {}
             self._live.stop()
-            self._live.console.print(closing(outcomes), markup=False, highlight=False, soft_wrap=True)
+            self._live.console.print(closing(outcomes, self.total), markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Text:
         from rich.text import Text
@@ -148,7 +148,8 @@ def describe(outcome: Outcome) -> str:
     return "  ".join([*words, printable(outcome.message)] if outcome.message else words)
 
 
-def closing(outcomes: Sequence[Outcome]) -> str:
-    """All cells in a line."""
-    counts = Counter(one.status for one in outcomes)
-    return f"{len(outcomes)} cells: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+def closing(outcomes: Sequence[Outcome], total: int) -> str:
+    """All cells in a line, those that an interrupted sweep left for the next time too."""
+    counts = sorted(Counter(one.status for one in outcomes).items())
+    left = [("left to the same command", total - len(outcomes))] if total > len(outcomes) else []
+    return f"{total} cells: " + ", ".join(f"{n} {status}" for status, n in [*counts, *left])
