@@ -52,8 +52,16 @@ def settings(task: str) -> dict[str, tuple[Setting, str]]:
         "bfloat16": (base._replace(dtype=torch.bfloat16), ""),
         "server momentum 0.9": (base, "+momentum"),
         "server Adam, grafted": (base, "+adam"),
-        "BatchNorm: ResNet-18 of width 4, 30 rounds": (
-            base._replace(model="resnet18", options={"width": 4, "norm": "batch"}, rounds=30),
+        "BatchNorm: ResNet-18 of width 4, 5 of 10 clients a round, IID, 30 rounds": (
+            base._replace(
+                model="resnet18",
+                options={"width": 4, "norm": "batch"},
+                kind="iid",
+                clients=10,
+                clients_per_round=5,
+                rounds=30,
+                subset=None if task == "digits" else 3_000,
+            ),
             "",
         ),
     }

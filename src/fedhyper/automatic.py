@@ -1,14 +1,16 @@
 """Learning-rate-free: one plan that ends near a tuned rate from any initial one, from the aggregate and two scalars.
 
     climb    β ← climb · β          while |Δ_m|²/β² stays what it was: the round is linear, and nothing has been risked
-    follow   β ← β · exp(κ · (h + drive)),   h = cos(Δ_t, M_t-1),   M_t = Δ_t + momentum · M_t-1: the server's step
+    follow   β ← β · exp(κ · (h + drive − brake·p²)),   h = cos(Δ_t, M_t-1),   M_t = Δ_t + momentum · M_t-1
     retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged; a climb
                                     that did damage has done it a round or two before it shows: back to where it began
 
-h is the hypergradient of the step that was taken, with momentum in it. Against Δ_t-1 alone it has twice the noise, and
-where cohorts differ it is negative at any rate: they undo each other's work in a few steep directions, which M has
-averaged away. As a run settles h sinks and the rate with it, a decay that nobody has to choose. From the climb on, the
-weights to evaluate and to keep are a mean of the last few rounds', which takes the rest of the to and fro out of them.
+M is the server's step, so h is the hypergradient of what was really done. Against Δ_t-1 alone it has twice the noise,
+and where cohorts differ it is negative at any rate: they undo each other's work in a few steep directions, which M has
+averaged away. As a run settles h sinks and the rate with it, a decay that nobody has to choose. At rates far too high h
+is noise around 0, which pulls nothing back; p does: in [0, 1], how far the smoothed loss lies above its best, in units
+of what there is to lose (the best itself late in a run, the progress since the first round early in it). From the climb
+on, the weights to evaluate and to keep are a mean of the last few rounds', which takes out the rest of the to and fro.
 docs/results/robustness.md has the roads not taken, with figures.
 """
 
@@ -55,6 +57,7 @@ class Auto:
     hyper_lr   κ, step size in log space
     drive      under noise the greedy rate (h = 0) is below the best one
     momentum   share of the last step in the next one, and of what the cosine remembers; none while it climbs
+    brake      weight of the loss against the cosine, by p²: a little above the best is nothing
     smoothing  weight of the newest loss in the smoothed one
     slack      share of the first loss that is taken for noise
     retreat    divisor after damage
@@ -70,6 +73,7 @@ class Auto:
     hyper_lr: float = 0.4
     drive: float = 0.05
     momentum: float = 0.8
+    brake: float = 10.0
     smoothing: float = 0.3
     slack: float = 0.2
     retreat: float = 2.0
@@ -89,7 +93,7 @@ class Auto:
                 raise ValueError(f"{name} is a share and must be in (0, 1], got {value!r}")
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}; 0 switches it off")
-        for name in ("drive", "recency"):
+        for name in ("drive", "brake", "recency"):
             value = getattr(self, name)
             if not (is_number(value) and 0 <= value < math.inf):
                 cure = "a large one switches the mean off" if name == "recency" else "0 switches it off"
@@ -126,6 +130,8 @@ class Auto:
 
         smooth = (1 - self.smoothing) * seen.smooth + self.smoothing * loss if seen.seen else loss
         best = min(seen.best, smooth)
+        stake = self._stake(best, first)
+        p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
         h = float(cosine(delta, rate.before))
         # with one local step |Δ_m|²/β² cannot fall, but the loss can: either says that the rate has begun to act
         acts = flat < self.saturated or loss < (1 - self.slack / 8) * first
@@ -134,7 +140,7 @@ class Auto:
         if climbing:
             factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
         else:
-            factor = math.exp(self.hyper_lr * (h + self.drive))
+            factor = math.exp(self.hyper_lr * (h + self.drive - self.brake * p * p))
         ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
         lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
 
@@ -160,9 +166,8 @@ class Auto:
     def lost(self, state: PlanState) -> PlanState:
         """Retreat: to the last good weights, which are then believed whatever their loss, at a lower rate."""
         rate, seen = state.parts
-        factor = (
-            self.retreat * self.climb if seen.early else self.retreat
-        )  # the climb may have been a step too far before
+        # the climb may have been a step too far before; and it had no momentum, which makes steps 1/(1 − μ) × as long
+        factor = self.retreat * self.climb / (1 - self.momentum) if seen.early else self.retreat
         # without `before`: the direction that led here is no longer one to agree with
         rate = LRState(clamp(rate.lr / factor, self.start / self.bound, math.inf, keep=rate.lr))
         seen = seen._replace(early=False, returned=True, ceiling=rate.lr * math.sqrt(factor), averaged=0)
