@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhyper.errors import UserError
-from fedhyper.sim.models import linear_layers, make_model, model_names, parameter_count
+from fedhyper.sim.models import check_batches, linear_layers, make_model, model_names, parameter_count
 
 IMAGES, COLOUR, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (80,)
 
@@ -191,3 +191,12 @@ def test_a_wrong_request_is_refused_in_one_line(name: str, shape: tuple[int, ...
         build(name, shape, **options)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_batch_norm_over_one_number_a_channel_is_refused_before_the_first_round() -> None:
+    model, one = build("resnet18", (1, 8, 8), width=4, norm="batch"), torch.zeros(1, 8, 8)
+    with pytest.raises(UserError, match=r"batch_size = 16 leaves client 1 .* norm = .group"):
+        check_batches(model, one, [32, 33], 16)
+    check_batches(model, one, [32, 34], 16)
+    check_batches(build("resnet18", (1, 8, 8), width=4), one, [33], 16)
+    check_batches(build("resnet18", (1, 28, 28), width=4, norm="batch"), torch.zeros(1, 28, 28), [33], 16)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -260,6 +261,20 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
     "lstm": (lstm, ("characters",)),
     "transformer": (transformer, ("characters",)),
 }
+
+
+def check_batches(model: nn.Module, example: Tensor, sizes: Iterable[int], batch_size: int) -> None:
+    """Refuse BatchNorm where a client's last batch is one example that leaves one number a channel: no variance."""
+    single = next((client for client, size in enumerate(sizes) if size % batch_size == 1 or batch_size == 1), None)
+    if single is None or not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return
+    try:
+        copy.deepcopy(model).train()(example[None])
+    except ValueError as error:
+        raise UserError(
+            f"batch_size = {batch_size} leaves client {single} a batch of one example, from which this model's "
+            'BatchNorm has no variance to take; choose another batch_size, or norm = "group"'
+        ) from error
 
 
 def _hint(name: str, among: Any) -> str:

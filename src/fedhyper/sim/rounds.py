@@ -19,6 +19,7 @@ from fedhyper.guard import all_finite, norm_caps, reject_reason
 from fedhyper.server import Average, Momentum
 from fedhyper.sim.engines import ClientTask, Engine, Reply, Sent, gather, make_engine, scatter
 from fedhyper.sim.methods import Method
+from fedhyper.sim.models import check_batches
 from fedhyper.sim.partition import Partition
 from fedhyper.sim.rng import generator
 from fedhyper.sim.state import ServerState
@@ -61,6 +62,7 @@ class Simulation:
         self.clients_per_round, self.local_epochs, self.local_steps = clients_per_round, local_epochs, local_steps
         self.batch_size, self.seed, self.weighting, self.sampling = batch_size, seed, weighting, sampling
         self.carry, self.norm_cap = carry, norm_cap
+        check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
         self.engine: Engine = make_engine(
             engine, model=model, task=task, local=method.local, workers=workers, device=device, dtype=dtype
