@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant("automatic", "min(self.local_lr * self.global_lr, self.probe)", "self.local_lr * self.global_lr"),
     Mutant("automatic", "(h + self.drive - self.brake * p * p)", "(h + self.drive - self.brake * p)"),
     Mutant("automatic", "(h + self.drive - self.brake * p * p)", "(h - self.brake * p * p)"),
-    Mutant("automatic", "self.retreat * self.climb / (1 - self.momentum) if", "self.retreat * self.climb if"),
+    Mutant("automatic", "1 / (1 - self.momentum) if", "1.0 if"),
     Mutant("automatic", "0.0 if climbing else self.momentum", "self.momentum"),
     Mutant("automatic", "plus(delta, momentum, rate.before) if", "delta if"),
     Mutant("automatic", "0 if early else seen.averaged + 1", "seen.averaged + 1"),

@@ -167,9 +167,10 @@ class Auto:
         """Retreat: to the last good weights, which are then believed whatever their loss, at a lower rate."""
         rate, seen = state.parts
         # the climb may have been a step too far before; and it had no momentum, which makes steps 1/(1 − μ) × as long
-        factor = self.retreat * self.climb / (1 - self.momentum) if seen.early else self.retreat
+        factor = self.retreat * self.climb if seen.early else self.retreat
+        longer = 1 / (1 - self.momentum) if seen.early else 1.0
         # without `before`: the direction that led here is no longer one to agree with
-        rate = LRState(clamp(rate.lr / factor, self.start / self.bound, math.inf, keep=rate.lr))
+        rate = LRState(clamp(rate.lr / (factor * longer), self.start / self.bound, math.inf, keep=rate.lr))
         seen = seen._replace(early=False, returned=True, ceiling=rate.lr * math.sqrt(factor), averaged=0)
         return PlanState(1.0, rate.lr, True, math.nan, (rate, seen))
 
