@@ -304,3 +304,34 @@ def test_rollback_restores_the_statistics_too() -> None:
     )
     assert simulation.run_round()["rollback"]
     assert torch.equal(simulation._state.buffers, good.buffers)
+
+
+def test_a_whole_number_is_a_rate_too() -> None:
+    assert run(make_simulation(local_lr=1, global_lr=1), 1) == run(make_simulation(local_lr=1.0), 1)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_the_server_makes_the_step_that_auto_compares_with(momentum: float) -> None:
+    """w_t − w_t+1 = Δ_t + momentum · the step before, and M in the plan's memory is that very step."""
+    simulation = make_simulation("fedhyper", options={"momentum": momentum})
+    steps = []
+    for _ in range(20):
+        before = simulation._state.weights
+        simulation.run_round(evaluate=False)
+        steps.append((before - simulation._state.weights, simulation._state))
+    simulation.close()
+    followed = [i for i, (_, state) in enumerate(steps) if state.plan.settled and not state.plan.rollback]
+    assert len(followed) > 3
+    for i in followed[1:]:
+        step, state = steps[i]
+        torch.testing.assert_close(step, state.delta + momentum * steps[i - 1][0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(step, state.plan.parts[0].before, rtol=1e-4, atol=1e-6)
+
+
+def test_a_server_optimizer_forgets_the_rounds_in_which_rates_were_tried_out() -> None:
+    simulation = make_simulation("fedhyper+momentum")
+    for _ in range(12):
+        simulation.run_round(evaluate=False)
+        plan = simulation._state.plan
+        assert isinstance(simulation._state.moments.mean, float) == (plan.rollback or not plan.settled)
+    simulation.close()
