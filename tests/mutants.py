@@ -127,6 +127,7 @@ MUTANTS = [
     Mutant("automatic", "(h + self.drive - self.brake * p * p)", "(h + self.drive - self.brake * p)"),
     Mutant("automatic", "(h + self.drive - self.brake * p * p)", "(h - self.brake * p * p)"),
     Mutant("automatic", "1 / (1 - self.momentum) if", "1.0 if"),
+    Mutant("automatic", "math.exp(self.hyper_lr / 4)", "1.0"),
     Mutant("automatic", "0.0 if climbing else self.momentum", "self.momentum"),
     Mutant("automatic", "plus(delta, momentum, rate.before) if", "delta if"),
     Mutant("automatic", "0 if early else seen.averaged + 1", "seen.averaged + 1"),

@@ -39,7 +39,7 @@ class AutoState(NamedTuple):
     smooth: float = math.nan  # the loss, exponentially smoothed
     best: float = math.inf  # the lowest smoothed one
     returned: bool = False  # whether the round before was a retreat
-    ceiling: float = math.inf  # a rate that did damage, less a little; forgotten slowly
+    ceiling: float = math.inf  # a rate that did damage, less a little; forgotten in some ten rounds
     averaged: int = 0  # rounds in the mean
 
 
@@ -141,7 +141,9 @@ class Auto:
             factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
         else:
             factor = math.exp(self.hyper_lr * (h + self.drive - self.brake * p * p))
-        ceiling = seen.ceiling * math.exp(self.hyper_lr * self.drive)
+        ceiling = seen.ceiling * math.exp(
+            self.hyper_lr / 4
+        )  # an odd cohort's false alarm costs a few rounds, not fifty
         lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
 
         n, averaged = seen.seen, 0 if early else seen.averaged + 1
