@@ -7,10 +7,11 @@
 
 M is the server's step, so h is the hypergradient of what was really done. Against Δ_t-1 alone it has up to twice the
 noise, and where cohorts differ it is far below 0 at any rate: they undo each other's work in a few steep directions,
-most of which M has averaged away. As a run settles h sinks and the rate with it, a decay that nobody has to choose. At rates far too high h
-is noise around 0, which pulls nothing back; p does: in [0, 1], how far the smoothed loss lies above its best, in units
-of what there is to lose (the best itself late in a run, the progress since the first round early in it). From the climb
-on, the weights to evaluate and to keep are a mean of the last few rounds', which takes out the rest of the to and fro.
+most of which M has averaged away. As a run settles h sinks and the rate with it, a decay that nobody has to choose. At
+rates far too high h is noise around 0, which pulls nothing back; p does: in [0, 1], how far the smoothed loss lies
+above its best, in units of what there is to lose (the best itself late in a run, the progress since the first round
+early in it). From the climb on, the weights to evaluate and to keep are a mean of the last few rounds', which takes out
+the rest of the to and fro.
 docs/results/robustness.md has the roads not taken, with figures.
 """
 
