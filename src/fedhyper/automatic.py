@@ -142,9 +142,8 @@ class Auto:
             factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
         else:
             factor = math.exp(self.hyper_lr * (h + self.drive - self.brake * p * p))
-        ceiling = seen.ceiling * math.exp(
-            self.hyper_lr / 4
-        )  # an odd cohort's false alarm costs a few rounds, not fifty
+        # forgotten in some ten rounds: where cohorts differ the alarm may have been false
+        ceiling = seen.ceiling * math.exp(self.hyper_lr / 4)
         lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
 
         n, averaged = seen.seen, 0 if early else seen.averaged + 1
