@@ -93,7 +93,7 @@ def sq_distances(a: Arrays, others: Sequence[Arrays], names: Sequence[str]) -> l
 
 
 def add(delta: Vector, times: float, before: Vector) -> None:
-    """delta ← delta + times · before, in one pass."""
+    """delta ← delta + times · before: ``arrays.plus`` in place, in one pass, without another vector of that length."""
     work = np.empty(_CHUNK, delta.dtype)
     for start in range(0, delta.size, _CHUNK):
         piece = delta[start : start + _CHUNK]

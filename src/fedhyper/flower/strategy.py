@@ -6,8 +6,7 @@
 Each round: replies that cannot be believed are refused by name; the inner strategy aggregates the rest; Δ = before −
 after over the trained arrays gives the two rates; w − α · direction is sent next, with the local rate in the config
 entries ``local-lr`` and ``lr``. Under auto the direction has momentum in it unless the inner strategy has its own way,
-and a mean of the last few rounds' weights is what is evaluated and returned.
-NumPy is all the server needs.
+and a mean of the last few rounds' weights is evaluated and returned. NumPy is all the server needs.
 """
 
 from __future__ import annotations
@@ -87,11 +86,11 @@ class FedHyper(Strategy):
         if weight_cap is not None and not weight_cap >= 1:
             raise UserError(f"weight_cap is a factor of the median weight and must be at least 1, got {weight_cap!r}")
         make_schedule(schedule, local_lr=local_lr or 0.01, global_lr=global_lr)  # refuse bad settings before a run
-        self.strategy, self.schedule, self.lr_key, self.seed = strategy, schedule, lr_key, seed
-        self.local_lr, self.global_lr = local_lr, global_lr
+        self.strategy, self.schedule, self.seed = strategy, schedule, seed
+        self.local_lr, self.global_lr, self.lr_key = local_lr, global_lr, lr_key
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
-        self.send_delta, self.weight_cap, self.aggregate_only = send_delta, weight_cap, aggregate_only
-        self.patience = patience
+        self.send_delta, self.weight_cap = send_delta, weight_cap
+        self.aggregate_only, self.patience = aggregate_only, patience
         self.history: list[dict[str, Any]] = []
         self.step: Vector | None = None  # Δ_t-1, under auto with momentum in it: M_t-1
         self.rejected: list[Refusal] = []  # of the newest round
@@ -287,12 +286,11 @@ class FedHyper(Strategy):
             known.remember(self.strategy, {})
             self.state, self.step, self._means = state, None, None
             return self._good, metrics, "rollback"
-        buffers = after if raw is None else raw
         rate = float(state.global_lr) * (self._graft(before, after, delta) if raw is not None else 1.0)
         if state.momentum and self.step is not None:
             gram.add(delta, state.momentum, self.step)
         step = self.layout.named(delta) if raw is None and (state.momentum or rate != 1) else None
-        new = self.layout.stepped(before, after, buffers | counters, rate, step, record)
+        new = self.layout.stepped(before, after, (after if raw is None else raw) | counters, rate, step, record)
         if new is None:
             known.remember(self.strategy, memory)
             return None, metrics, "idle"
