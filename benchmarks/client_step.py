@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedhyper.client import HyperSGD
+from fedhyper.client.vectors import FlatModel
+from fedhyper.sim.engines.threads import keep_freed_memory
 from fedhyper.sim.models import make_model
-from fedhyper.sim.threads import keep_freed_memory
-from fedhyper.vectors import FlatModel
 
 TARGET = 1.02
 LR = 1e-3

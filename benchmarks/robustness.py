@@ -35,12 +35,12 @@ from typing import Any, NamedTuple
 import torch
 
 from fedhyper import Auto
-from fedhyper.sim.data import dataset_status
+from fedhyper.sim.data.files import dataset_status
+from fedhyper.sim.data.partition import make_partition
+from fedhyper.sim.data.tasks import Task, load_task
 from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
-from fedhyper.sim.partition import make_partition
-from fedhyper.sim.rounds import Simulation
-from fedhyper.sim.tasks import Task, load_task
+from fedhyper.sim.simulation import Simulation
 
 LOCAL = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 GLOBAL = (0.1, 0.5, 1.0, 2.0, 10.0)
@@ -270,7 +270,7 @@ def figures(out: Path, done: list[dict[str, Any]]) -> None:
     """For every task: accuracy over both initial rates, by round from five local rates, and against the local rate."""
     import altair as alt
 
-    from fedhyper.lab.plots import Chart, rate_chart, save
+    from fedhyper.lab.results.charts import Chart, rate_chart, save
 
     for setting in dict.fromkeys(r["setting"] for r in done):
         mine = [r for r in done if r["setting"] == setting]

@@ -31,11 +31,11 @@ def point(axis: str, n: int) -> dict[str, Any]:
     """Seconds to start, median seconds a round and peak bytes at ``n`` of ``axis``, the rest held still."""
     import torch
 
+    from fedhyper.sim.data.partition import Partition
+    from fedhyper.sim.data.tasks import Task
     from fedhyper.sim.methods import make_method
     from fedhyper.sim.models import make_model, parameter_count
-    from fedhyper.sim.partition import Partition
-    from fedhyper.sim.rounds import Simulation
-    from fedhyper.sim.tasks import Task
+    from fedhyper.sim.simulation import Simulation
 
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal((EXAMPLES, 1, 28, 28), np.float32))

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedhyper.sim.data.partition import make_partition
+from fedhyper.sim.data.tasks import load_task
 from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
-from fedhyper.sim.partition import make_partition
-from fedhyper.sim.rounds import Simulation
-from fedhyper.sim.tasks import load_task
+from fedhyper.sim.simulation import Simulation
 
 PEERS = Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))

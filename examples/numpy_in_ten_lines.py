@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedhyper import Constant, FedHyperG, FedHyperSL, Pair, auto
-from fedhyper.plans import Plan
+from fedhyper.plan import Plan
 
 ROUNDS, STEPS, CLIENTS, SIZE = 30, 5, 10, 20
 rng = np.random.default_rng(0)

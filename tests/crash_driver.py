@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedhyper.errors import UserError
-from fedhyper.lab import build
-from fedhyper.lab.config import Config, make_config
-from fedhyper.lab.progress import Record, Silent
-from fedhyper.lab.run import Run, run_experiment
+from fedhyper.lab.config.model import Config, make_config
+from fedhyper.lab.running import build
+from fedhyper.lab.running.progress import Record, Silent
+from fedhyper.lab.running.run import Run, run_experiment
 
 
 def config(method: str, every: int) -> Config:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from fedhyper.sim.data.partition import make_partition
+from fedhyper.sim.data.tasks import Task, load_task
 from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
-from fedhyper.sim.partition import make_partition
-from fedhyper.sim.rounds import Simulation
-from fedhyper.sim.tasks import Task, load_task
+from fedhyper.sim.simulation import Simulation
 
 
 def make_simulation(

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedhyper import checkpoint
 from fedhyper.errors import CheckpointRefused, StorageError
+from fedhyper.storage import checkpoint
 
 TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "weights": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,

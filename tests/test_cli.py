@@ -15,9 +15,18 @@ import pytest
 import fedhyper
 from fedhyper.lab import commands
 from fedhyper.lab.cli import main
-from fedhyper.lab.config import make_config
-from fedhyper.lab.display import JsonLines, LiveTable, PlainLines, duration, make_display, number, percent, sparkline
-from fedhyper.lab.run import run_experiment
+from fedhyper.lab.config.model import make_config
+from fedhyper.lab.running.display import (
+    JsonLines,
+    LiveTable,
+    PlainLines,
+    duration,
+    make_display,
+    number,
+    percent,
+    sparkline,
+)
+from fedhyper.lab.running.run import run_experiment
 
 TINY = "rounds = 3\nclients = 6\nclients_per_round = 3\nmethod = 'fedavg'\neval_every = 1\n"
 
@@ -156,7 +165,7 @@ def test_a_missing_report_is_no_failure(
     def absent(*_: Any, **__: Any) -> None:
         raise ModuleNotFoundError("No module named 'altair'", name="altair")
 
-    monkeypatch.setattr("fedhyper.lab.report.write_report", absent)
+    monkeypatch.setattr("fedhyper.lab.results.report.write_report", absent)
     assert call("run", toml) == 0
     assert "pip install 'fedhyper[report]'" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhyper import FedHyperCL
 from fedhyper.client import DeltaSGD, HyperSGD, PolyakSGD, delta_sgd_rate, hyper_rate, polyak_rate
-from fedhyper.vectors import FlatModel
+from fedhyper.client.vectors import FlatModel
 
 
 def hyper(params: Any, **settings: Any) -> HyperSGD:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhyper.errors import UserError
-from fedhyper.lab.config import (
+from fedhyper.lab.config.model import (
     CHANGEABLE,
     DEFAULT_MODELS,
     Config,
@@ -29,7 +29,7 @@ from fedhyper.lab.config import (
     parse_override,
     shown,
 )
-from fedhyper.lab.options import NamedOptions, option_defaults
+from fedhyper.lab.config.options import NamedOptions, option_defaults
 from fedhyper.sim.methods import METHODS, make_method, option_names
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -222,7 +222,7 @@ def test_no_option_without_a_method() -> None:
 
 
 def test_default_models_are_the_tasks_own() -> None:
-    from fedhyper.sim import tasks
+    from fedhyper.sim.data import tasks
 
     assert list(DEFAULT_MODELS) == list(tasks.BUILT_IN)
     assert tasks.load_task("digits").model == DEFAULT_MODELS["digits"]

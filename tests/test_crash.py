@@ -64,8 +64,8 @@ FULL = """
 import sys, os
 from pathlib import Path
 from fedhyper.errors import StorageError
-from fedhyper.lab.config import make_config
-from fedhyper.lab.run import run_experiment
+from fedhyper.lab.config.model import make_config
+from fedhyper.lab.running.run import run_experiment
 sys.path.insert(0, sys.argv[2])
 from crash_driver import fingerprint
 disk = Path(sys.argv[1])
@@ -109,9 +109,9 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
 SECOND = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from fedhyper.lab.build import make_simulation
-from fedhyper.lab.config import make_config
-from fedhyper.lab.run import run_experiment
+from fedhyper.lab.running.build import make_simulation
+from fedhyper.lab.config.model import make_config
+from fedhyper.lab.running.run import run_experiment
 def slow(*args, **kwargs):
     sim = make_simulation(*args, **kwargs)
     sim.engine.train = lambda *a, **k: time.sleep(60)

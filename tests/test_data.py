@@ -21,9 +21,10 @@ import pytest
 import torch
 
 from fedhyper.errors import DataError, StorageError, UserError
-from fedhyper.sim import data, tasks
-from fedhyper.sim.published import DATASETS, DataFile, Dataset, Download
-from fedhyper.sim.tasks import Task, load_task, register_task
+from fedhyper.sim.data import files as data
+from fedhyper.sim.data import tasks
+from fedhyper.sim.data.published import DATASETS, DataFile, Dataset, Download
+from fedhyper.sim.data.tasks import Task, load_task, register_task
 
 REAL = os.environ.get("FEDHYPER_DATA")
 needs_data = pytest.mark.skipif(not REAL, reason="FEDHYPER_DATA names no directory with the real datasets")
@@ -188,7 +189,8 @@ def test_the_directory_is_the_one_named_or_the_users_cache(monkeypatch: pytest.M
 
 
 def test_importing_data_brings_neither_torch_nor_pooch() -> None:
-    code = "import sys, fedhyper.sim.data; print({'torch', 'pooch', 'sklearn', 'requests', 'rich'} & set(sys.modules))"
+    heavy = {"torch", "pooch", "sklearn", "requests", "rich"}
+    code = f"import sys, fedhyper.sim.data.files; print({heavy} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedhyper import checkpoint
 from fedhyper.lab.flower_new import new_app
+from fedhyper.storage import checkpoint
 from tests.flower_processes import BIN, Federation, descendants, environment, free_ports, wait_for
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]

@@ -11,11 +11,11 @@ import pytest
 from flwr.app import Message
 
 from fedhyper.errors import UserError
-from fedhyper.lab.build import make_simulation
-from fedhyper.lab.config import dump, make_config
-from fedhyper.lab.flower_engine import FlowerEngine, make_client_app, run_experiment
+from fedhyper.lab.config.model import dump, make_config
 from fedhyper.lab.flower_new import app_name, new_app
-from fedhyper.lab.run import run_experiment as run_here
+from fedhyper.lab.running.build import make_simulation
+from fedhyper.lab.running.flower_engine import FlowerEngine, make_client_app, run_experiment
+from fedhyper.lab.running.run import run_experiment as run_here
 from tests.flower_support import LocalGrid
 
 METHODS = ["fedhyper", "fedhyper-g+cl", "fedadam", "fedexp", "fedprox", "delta-sgd", "fedsps", "local-adam"]

@@ -13,13 +13,13 @@ from flwr.serverapp.strategy import FedAvg, FedAvgM
 
 from fedhyper import Decay, FedExP, FedHyperG, FedHyperSL, Pair
 from fedhyper.arrays import inner
-from fedhyper.automatic import Auto
+from fedhyper.automatic.auto import Auto
 from fedhyper.flower import FedHyper, gram
+from fedhyper.sim.data.partition import make_partition
+from fedhyper.sim.data.tasks import load_task
 from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
-from fedhyper.sim.partition import make_partition
-from fedhyper.sim.rounds import Simulation
-from fedhyper.sim.tasks import load_task
+from fedhyper.sim.simulation import Simulation
 from tests.flower_support import LocalGrid, quadratic_app
 
 PLANS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 
 from fedhyper.errors import TrainingStopped
 from fedhyper.flower import FedHyper
-from fedhyper.flower.records import finite, pack, view
+from fedhyper.flower.layout import finite, pack, view
 from tests.flower_support import LocalGrid, initial, quadratic_app, same_bits
 
 NAME = "fc.weight"  # (2, 4), float32

@@ -11,9 +11,10 @@ import pytest
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedYogi, Strategy
 
-from fedhyper import Auto, checkpoint
+from fedhyper import Auto
 from fedhyper.errors import CheckpointRefused, StorageError, TrainingStopped, UserError
 from fedhyper.flower import FedHyper
+from fedhyper.storage import checkpoint
 from tests.flower_support import LocalGrid, config, initial, quadratic_app, same_bits
 
 INNER: dict[str, Callable[..., Strategy]] = {

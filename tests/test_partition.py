@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhyper.errors import DataError, UserError
-from fedhyper.sim.partition import KINDS, Partition, make_partition
+from fedhyper.sim.data.partition import KINDS, Partition, make_partition
 
 LABELS = np.random.default_rng(3).integers(0, 10, 5_000)
 

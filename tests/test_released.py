@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedhyper.sim.local import make_step
+from fedhyper.sim.local.steps import make_step
 from fedhyper.sim.methods import Local
 from tests.sim_support import make_simulation, run
 

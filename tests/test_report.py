@@ -17,14 +17,14 @@ sys.path.append(str(Path(__file__).parent))  # importlib mode: test modules are 
 from fake_runs import HOSTILE, fake_partition, write_comparison, write_hostile, write_json, write_run, write_sweep
 
 from fedhyper.errors import StorageError, UserError
-from fedhyper.lab import report
-from fedhyper.lab.curves import MAX_POINTS, bound_rows, curve_rows, make_series, quantile
-from fedhyper.lab.figures import make_figures
-from fedhyper.lab.groups import Stat, comparability, make_groups, unfinished
-from fedhyper.lab.headline import headline
-from fedhyper.lab.records import load_runs
-from fedhyper.lab.report import write_figures, write_report
-from fedhyper.lab.tables import headline_table
+from fedhyper.lab.results import report
+from fedhyper.lab.results.figures import make_figures
+from fedhyper.lab.results.groups import Stat, comparability, make_groups, unfinished
+from fedhyper.lab.results.headline import headline
+from fedhyper.lab.results.report import write_figures, write_report
+from fedhyper.lab.results.series import MAX_POINTS, bound_rows, curve_rows, make_series, quantile
+from fedhyper.lab.results.stored import load_runs
+from fedhyper.lab.results.tables import headline_table
 
 # --- reading -------------------------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ def test_figures_as_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [10, 1000])
 def test_partition_chart_alone(tmp_path: Path, clients: int) -> None:
-    from fedhyper.lab import plots
+    from fedhyper.lab.results import charts as plots
 
     path = plots.save(plots.partition_chart(fake_partition(clients)), tmp_path / "deep" / "partition.svg")
     assert path.read_text().count("<path") > 10
@@ -461,9 +461,9 @@ def test_a_sweep_of_75_runs_is_small_and_quick(tmp_path: Path) -> None:
 
 def test_many_methods_with_one_setting_each_are_a_comparison() -> None:
     """Nine methods are nine lines of a table, not the median of nine sweeps; FedAvg stays, however low it ends."""
-    from fedhyper.lab.curves import make_series
-    from fedhyper.lab.groups import Group
-    from fedhyper.lab.records import Run
+    from fedhyper.lab.results.groups import Group
+    from fedhyper.lab.results.series import make_series
+    from fedhyper.lab.results.stored import Run
 
     def group(method: str, accuracy: float) -> Group:
         config = {"task": "digits", "method": method}

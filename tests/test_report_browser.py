@@ -14,7 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))  # importlib mode: test modules are no package
 from fake_runs import HOSTILE, write_comparison, write_hostile, write_run, write_sweep
 
-from fedhyper.lab.report import write_report
+from fedhyper.lab.results.report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGS = [

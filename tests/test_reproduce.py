@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from fedhyper.errors import DataError, UserError
-from fedhyper.lab import reproduce_rules as rule
 from fedhyper.lab.cli import main
-from fedhyper.lab.records import Run
-from fedhyper.lab.reproduce import IDS, borrow, check_data, make_jobs, reproduce
-from fedhyper.lab.reproduce_claims import CLAIMS, verdicts
-from fedhyper.lab.reproduce_cost import estimate
-from fedhyper.lab.reproduce_page import index, markdown, table_csv
-from fedhyper.lab.reproduce_plan import EXPERIMENTS, SCALES, Scale, plan, reductions
-from fedhyper.lab.reproduce_results import Result, Results
+from fedhyper.lab.paper import verdicts as rule
+from fedhyper.lab.paper.claims import CLAIMS, verdicts
+from fedhyper.lab.paper.cost import estimate
+from fedhyper.lab.paper.experiments import EXPERIMENTS, SCALES, Scale, plan, reductions
+from fedhyper.lab.paper.pages import index, markdown, table_csv
+from fedhyper.lab.paper.reproduce import IDS, borrow, check_data, make_jobs, reproduce
+from fedhyper.lab.paper.results import Result, Results
+from fedhyper.lab.results.stored import Run
 
 SMOKE = ("fig-compose", "fig-robust", "overhead")
 ROUNDS = 100

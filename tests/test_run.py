@@ -16,15 +16,16 @@ from typing import Any
 
 import pytest
 
-from fedhyper import checkpoint
 from fedhyper.errors import CheckpointRefused, StorageError, TrainingStopped, UserError
-from fedhyper.lab import interrupt, runfiles
-from fedhyper.lab.build import make_simulation
-from fedhyper.lab.config import Config, make_config
-from fedhyper.lab.interrupt import Interrupted
-from fedhyper.lab.progress import Record, Silent
-from fedhyper.lab.run import Run, run_experiment
-from fedhyper.lab.runfiles import read_config, read_json
+from fedhyper.lab.config.model import Config, make_config
+from fedhyper.lab.running import directory as runfiles
+from fedhyper.lab.running import interrupt
+from fedhyper.lab.running.build import make_simulation
+from fedhyper.lab.running.directory import read_config, read_json
+from fedhyper.lab.running.interrupt import Interrupted
+from fedhyper.lab.running.progress import Record, Silent
+from fedhyper.lab.running.run import Run, run_experiment
+from fedhyper.storage import checkpoint
 
 TINY: dict[str, Any] = {
     "task": "digits",
@@ -137,8 +138,8 @@ def test_the_weights_load_into_a_plain_model(whole: Path) -> None:
     import torch
     from safetensors.torch import load
 
+    from fedhyper.sim.data.tasks import load_task
     from fedhyper.sim.models import make_model
-    from fedhyper.sim.tasks import load_task
 
     task = load_task("digits")
     model = make_model("logistic", task.shape, task.classes, seed=9)
@@ -382,7 +383,7 @@ def test_a_checkpoint_of_something_else(tmp_path: Path, values: dict[str, Any]) 
 
 @pytest.mark.parametrize("state", [None, [], [1, 2], {"tensor": "x"}, "x", [[]] * 11])
 def test_a_state_that_is_none(tmp_path: Path, state: Any) -> None:
-    from fedhyper.lab.config import config_hash
+    from fedhyper.lab.config.model import config_hash
 
     out = broken(tmp_path / "run", 3)
     size = (out / "metrics.jsonl").stat().st_size

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedhyper import Adagrad, Adam, Average, Momentum, Yogi
-from fedhyper.server import Moments, ServerOptimizer
+from fedhyper.optimizers import Moments, ServerOptimizer
 
 ALL: list[ServerOptimizer] = [Average(), Momentum(), Adagrad(), Adam(), Yogi()]
 DELTAS = np.random.default_rng(6).normal(size=(20, 5)) * np.array([1e-4, 1e-2, 1.0, 10.0, 0.0])

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedhyper.sim.data.tasks import load_task
 from fedhyper.sim.methods import METHODS, make_method
-from fedhyper.sim.rounds import Simulation
-from fedhyper.sim.tasks import load_task
+from fedhyper.sim.simulation import Simulation
 from tests.sim_support import batchnorm_net, make_simulation, run
 
 TABLE = [*METHODS, "fedhyper-g+momentum", "fedhyper-sl+adam"]

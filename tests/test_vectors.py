@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhyper import arrays
-from fedhyper.vectors import FlatModel, channels_last, cosine, inner, inners, is_dense
+from fedhyper.client.vectors import FlatModel, channels_last, cosine, inner, inners, is_dense
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

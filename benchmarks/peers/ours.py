@@ -18,11 +18,11 @@ import numpy as np
 import protocol
 import torch
 
+from fedhyper.sim.data.partition import Partition
+from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
-from fedhyper.sim.partition import Partition
-from fedhyper.sim.rounds import Simulation
-from fedhyper.sim.tasks import Task
+from fedhyper.sim.simulation import Simulation
 
 
 def simulation(directory: Path, engine: str, workers: int, method: str) -> Simulation:

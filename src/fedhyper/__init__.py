@@ -4,12 +4,12 @@ This package's top level needs nothing but the standard library. ``fedhyper.clie
 the ``fedhyper`` command the ``[sim]`` extra, ``fedhyper.flower`` the ``[flower]`` extra.
 """
 
-from fedhyper.automatic import Auto, Grafted, auto
+from fedhyper.automatic.auto import Auto, Grafted, auto
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.guard import LossGuard
-from fedhyper.plans import Pair, PlanState
+from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, Yogi
+from fedhyper.plan import Pair, PlanState
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler
-from fedhyper.server import Adagrad, Adam, Average, Momentum, Yogi
 from fedhyper.theory import theorem1
 
 __version__ = "0.1.0"

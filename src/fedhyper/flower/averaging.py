@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedhyper.flower.records import Arrays, pack
+from fedhyper.flower.layout import Arrays, pack
 
 _CHUNK = 65_536  # stays in the cache
 

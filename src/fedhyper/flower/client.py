@@ -18,9 +18,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fedhyper.flower.gram import sq_distance
+from fedhyper.flower.layout import Arrays, pack, views
 from fedhyper.flower.losses import SQ_NORM
 from fedhyper.flower.nodes import ACTION, ANSWER
-from fedhyper.flower.records import Arrays, pack, views
 from fedhyper.flower.replies import PREFIX, without_ours
 from fedhyper.flower.strategy import CLIENT, DELTA, LOCAL_LR
 from fedhyper.guard import clamp

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedhyper.automatic import Auto
+from fedhyper.automatic.auto import Auto
 from fedhyper.baselines import Constant, Decay, FedExP
-from fedhyper.flower.records import Arrays, Vector
-from fedhyper.plans import Pair, Plan, PlanState
+from fedhyper.flower.layout import Arrays, Vector
+from fedhyper.plan import Pair, Plan, PlanState
 from fedhyper.schedulers import FedHyperG, FedHyperSL, LRState
 
 _CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads: same bits for any number

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedhyper.flower.records import Arrays, Layout, finite, views
+from fedhyper.flower.layout import Arrays, Layout, finite, views
 
 PREFIX = "fedhyper."  # records and metrics of ours, which an inner strategy never sees
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedhyper.automatic import Auto
+from fedhyper.automatic.auto import Auto
 from fedhyper.baselines import Constant
 from fedhyper.errors import UserError
-from fedhyper.plans import Pair, Plan
+from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
 
 Rules = FedHyperG | FedHyperCL | Plan | tuple[Any, ...]

@@ -24,16 +24,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedhyper.automatic import Auto, Grafted
+from fedhyper.automatic.auto import Auto, Grafted
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import gram
-from fedhyper.flower import inner as known
+from fedhyper.flower import wrapped as known
 from fedhyper.flower.averaging import averaged, moved
+from fedhyper.flower.checkpointing import Saved, load, save
+from fedhyper.flower.layout import Arrays, Layout, Trainable, Vector, mean, pack, views
 from fedhyper.flower.losses import SQ_NORM, Losses, reported
 from fedhyper.flower.nodes import OrderedGrid, Roster, seeded
-from fedhyper.flower.records import Arrays, Layout, Trainable, Vector, mean, pack, views
 from fedhyper.flower.replies import PREFIX, Expected, Refusal, Reply, sift
-from fedhyper.flower.resume import Saved, load, save
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.schedulers import FedHyperCL
 

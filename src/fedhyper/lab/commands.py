@@ -107,19 +107,19 @@ def run(
 
     fedhyper run experiments/fmnist.toml rounds=100 --resume
     """
-    from fedhyper.lab.config import load_config
-    from fedhyper.lab.display import make_display
-    from fedhyper.lab.progress import Listener
+    from fedhyper.lab.config.model import load_config
+    from fedhyper.lab.running.display import make_display
+    from fedhyper.lab.running.progress import Listener
 
     if engine == "flower":
-        from fedhyper.lab.flower_engine import run_experiment
+        from fedhyper.lab.running.flower_engine import run_experiment
     else:
-        from fedhyper.lab.run import run_experiment
+        from fedhyper.lab.running.run import run_experiment
 
     config = load_config(experiment, overrides or ())
     display: Listener = make_display(quiet=quiet, as_json=as_json)
     if tensorboard:
-        from fedhyper.lab.tensorboard import TensorBoard
+        from fedhyper.lab.running.tensorboard import TensorBoard
 
         display = TensorBoard(display)
     target = out or default_out(experiment, overrides or ())
@@ -130,15 +130,15 @@ def run(
 
 def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
     """``runs/fmnist/method=fedexp,seed=3``: the same command finds its run again."""
-    from fedhyper.lab.config import parse_override
-    from fedhyper.lab.grid import cell_name
+    from fedhyper.lab.config.model import parse_override
+    from fedhyper.lab.sweep.grid import cell_name
 
     return Path("runs") / experiment.stem / cell_name(parse_override(text) for text in overrides)
 
 
 def say_report(directory: Path, *, quiet: bool) -> Path | None:
     """Write ``report.html`` into a directory of runs and say where it is; without the extra say how to get it."""
-    from fedhyper.lab.report import write_report
+    from fedhyper.lab.results.report import write_report
 
     path = directory / "report.html"
     try:
@@ -169,10 +169,10 @@ def sweep(
 
     fedhyper sweep experiments/fmnist.toml local_lr=0.001,0.01,0.1 seed=0..2 method=fedavg,fedhyper
     """
-    from fedhyper.lab.config import read_toml
-    from fedhyper.lab.grid import make_cells, parse_axes
-    from fedhyper.lab.sweep import run_sweep
-    from fedhyper.lab.sweep_display import make_sweep_display
+    from fedhyper.lab.config.model import read_toml
+    from fedhyper.lab.sweep.display import make_sweep_display
+    from fedhyper.lab.sweep.grid import make_cells, parse_axes
+    from fedhyper.lab.sweep.run import run_sweep
 
     values = read_toml(experiment)
     fixed, grid = parse_axes(axes)
@@ -199,9 +199,9 @@ def sweep(
 
 def print_table(paths: Sequence[Path]) -> None:
     """The headline table of all runs under ``paths``; on a terminal without the columns on cost, which need width."""
-    from fedhyper.lab.groups import make_groups
-    from fedhyper.lab.records import load_runs
-    from fedhyper.lab.tables import COLUMNS, headline_rows, headline_table
+    from fedhyper.lab.results.groups import make_groups
+    from fedhyper.lab.results.stored import load_runs
+    from fedhyper.lab.results.tables import COLUMNS, headline_rows, headline_table
 
     if not sys.stdout.isatty():
         print(headline_table(paths, "md"))
@@ -237,16 +237,16 @@ def report(
     fedhyper report runs/fmnist-sweep --table latex
     """
     if table is not None:
-        from fedhyper.lab.tables import headline_table
+        from fedhyper.lab.results.tables import headline_table
 
         print(headline_table(runs, table), end="")
     if figures is not None:
-        from fedhyper.lab.report import write_figures
+        from fedhyper.lab.results.report import write_figures
 
         for path in write_figures(runs, figures):
             print(path)
     if table is None and figures is None:
-        from fedhyper.lab.report import write_report
+        from fedhyper.lab.results.report import write_report
 
         print(write_report(runs, out, title=title))
 
@@ -277,7 +277,7 @@ def reproduce(
 
     The same command goes on where it was stopped.
     """
-    from fedhyper.lab.reproduce import reproduce as reproduce_experiment
+    from fedhyper.lab.paper.reproduce import reproduce as reproduce_experiment
 
     asks = scale == "paper" and not yes and sys.stdin.isatty() and sys.stdout.isatty()
     return reproduce_experiment(
@@ -296,9 +296,9 @@ def partition(
 
     fedhyper partition experiments/fmnist.toml partition.concentration=0.1 --figure partition.png
     """
-    from fedhyper.lab.build import make_partition
-    from fedhyper.lab.config import load_config
-    from fedhyper.lab.partition_table import print_partition
+    from fedhyper.lab.config.model import load_config
+    from fedhyper.lab.results.partition_table import print_partition
+    from fedhyper.lab.running.build import make_partition
 
     config = load_config(experiment, overrides or ())
     _, split = make_partition(config)
@@ -308,7 +308,7 @@ def partition(
     else:
         print_partition(config, record)
     if figure is not None:
-        from fedhyper.lab import plots
+        from fedhyper.lab.results import charts as plots
 
         plots.save(plots.partition_chart(record), figure, title=f"{config.task}: who holds what")
         if not as_json:
@@ -318,7 +318,7 @@ def partition(
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
     """Which datasets there are, which are here, and where."""
-    from fedhyper.sim.data import dataset_status
+    from fedhyper.sim.data.files import dataset_status
 
     _print_data(dataset_status(check=False), as_json)
 
@@ -329,7 +329,7 @@ def data_check(
     as_json: Json = False,
 ) -> int:
     """Read every byte and compare with what was published. Exit code 5 if a file is damaged or missing."""
-    from fedhyper.sim.data import dataset_status
+    from fedhyper.sim.data.files import dataset_status
 
     statuses = dataset_status(names or None)
     _print_data(statuses, as_json)
@@ -349,8 +349,8 @@ def data_fetch(
 
     fedhyper data fetch fmnist
     """
-    from fedhyper.sim.data import fetch
-    from fedhyper.sim.published import dataset
+    from fedhyper.sim.data.files import fetch
+    from fedhyper.sim.data.published import dataset
 
     for name in names:
         dataset(name)  # a typing mistake is said before the first download

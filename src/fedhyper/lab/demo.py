@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedhyper.lab.commands import say_report
-from fedhyper.lab.config import Config, make_config
-from fedhyper.lab.display import number, percent, sparkline
-from fedhyper.lab.interrupt import AbandonRound, Signals
-from fedhyper.lab.progress import Record
-from fedhyper.lab.run import Run
+from fedhyper.lab.config.model import Config, make_config
+from fedhyper.lab.running.display import number, percent, sparkline
+from fedhyper.lab.running.interrupt import AbandonRound, Signals
+from fedhyper.lab.running.progress import Record
+from fedhyper.lab.running.run import Run
 
 GOOD = 1.0  # local_lr; measured: 0.001 to 3 with FedAvg on this task, 1 and 3 come out best
 START = GOOD / 100

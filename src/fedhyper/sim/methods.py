@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from fedhyper.automatic import Auto, Grafted
+from fedhyper.automatic.auto import Auto, Grafted
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.errors import UserError
-from fedhyper.plans import Pair, Plan
+from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
+from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
-from fedhyper.server import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 
 LocalKind = Literal["sgd", "hyper", "released", "adam", "delta", "polyak"]
 

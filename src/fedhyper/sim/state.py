@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedhyper.plans import PlanState
-from fedhyper.server import Moments
+from fedhyper.optimizers import Moments
+from fedhyper.plan import PlanState
 
 
 class ServerState(NamedTuple):

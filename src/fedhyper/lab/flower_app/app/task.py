@@ -8,10 +8,10 @@ from flwr.app import UserConfig
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedhyper.sim.data.partition import make_partition
+from fedhyper.sim.data.tasks import Task, load_task
 from fedhyper.sim.models import make_model
-from fedhyper.sim.partition import make_partition
 from fedhyper.sim.rng import generator
-from fedhyper.sim.tasks import Task, load_task
 
 load = cache(load_task)  # a simulation's workers serve many clients
 

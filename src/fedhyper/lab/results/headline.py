@@ -1,0 +1,91 @@
+"""The first sentence of a report: what came out, and whether the difference is more than noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedhyper.lab.results.groups import Group, Stat, baseline, same_problem
+from fedhyper.lab.results.series import Series, quantile
+from fedhyper.lab.results.tables import spread
+
+
+def headline(groups: Sequence[Group], series: Sequence[Series]) -> tuple[str, str]:
+    """A sentence to put in large type, and one that says what stands behind it."""
+    if not any(group.accuracy() for group in groups):
+        return "No accuracy was measured", "None of these runs got as far as an evaluation."
+    if not all(same_problem(groups[0], group) for group in groups):
+        return (
+            f"{len(groups)} settings, side by side",
+            "They differ in more than the method, so this page ranks nothing; see the notes below.",
+        )
+    if any(one.over == "settings" for one in series):
+        return _sweep(series)
+    if len(groups) == 1:
+        return _alone(groups[0])
+    return _comparison(groups)
+
+
+def _alone(group: Group) -> tuple[str, str]:
+    accuracy = group.accuracy()
+    assert accuracy is not None
+    done = max((run.rounds[-1]["round"] for run in group.runs if run.rounds), default=0)
+    title = f"{group.method} reaches {spread(accuracy, 1, 100.0)} % in {done} rounds"
+    return (
+        title,
+        "Mean and standard deviation over seeds." if accuracy.std is not None else "One seed: no spread known.",
+    )
+
+
+def _comparison(groups: Sequence[Group]) -> tuple[str, str]:
+    results = {group.label: stat for group in groups if (stat := group.accuracy())}
+    measured = [group for group in groups if group.label in results]
+    best = max(measured, key=lambda group: results[group.label].mean)
+    mine = results[best.label]
+    title = f"{best.label} ends at {spread(mine, 1, 100.0)} %"
+    rivals = [g for g in baseline(best, groups) if g.label in results]
+    rivals = rivals or sorted((g for g in measured if g is not best), key=lambda g: -results[g.label].mean)[:1]
+    if not rivals:
+        return title, "Nothing else in these runs has a result to compare it with."
+    rival = max(rivals, key=lambda group: results[group.label].mean)
+    theirs = results[rival.label]
+    points = 100 * (mine.mean - theirs.mean)
+    noise = _noise(mine, theirs)
+    if noise is not None and points < noise:
+        title += f", level with {rival.label}"
+        why = f"The difference of {points:.1f} points is within the spread over seeds."
+    else:
+        title += f", {points:.1f} points above {rival.label}"
+        why = (
+            "One seed each: the spread is not known, so small differences may be noise."
+            if noise is None
+            else f"{min(mine.n, theirs.n)} seeds each; the spread over seeds is {noise:.1f} points."
+        )
+    return title, why + _speed(best, rival)
+
+
+def _noise(mine: Stat, theirs: Stat) -> float | None:
+    """One standard deviation of the difference of two runs, in points."""
+    if mine.std is None or theirs.std is None:
+        return None
+    return 100 * math.hypot(mine.std, theirs.std)
+
+
+def _speed(best: Group, rival: Group) -> str:
+    fast, slow = best.rounds_to_target(), rival.rounds_to_target()
+    target = best.runs[0].target_accuracy
+    if fast is None or target is None:
+        return ""
+    if slow is None:
+        return f" It passes {target:.0%} after {fast.mean:.0f} rounds; {rival.label} never does."
+    return f" It passes {target:.0%} after {fast.mean:.0f} rounds, {rival.label} after {slow.mean:.0f}."
+
+
+def _sweep(series: Sequence[Series]) -> tuple[str, str]:
+    finals = {one.label: [v for run in one.runs if (v := run.final_accuracy) is not None] for one in series}
+    ranked = sorted((label for label in finals if finals[label]), key=lambda label: -quantile(finals[label], 0.5))
+    words = [f"{label} {quantile(finals[label], 0.5):.1%} (worst {min(finals[label]):.1%})" for label in ranked]
+    first = ranked[0]
+    title = f"{first}: {quantile(finals[first], 0.5):.1%} in the median of {len(finals[first])} runs"
+    title += f", {min(finals[first]):.1%} at worst"
+    return title, f"Median final accuracy over all settings: {'; '.join(words)}."

@@ -1,0 +1,275 @@
+"""A run directory on disk: one writer at a time, every file whole or absent, metrics that only grow.
+
+config.toml  env.json  partition.json  summary.json      replaced atomically
+metrics.jsonl                                            one line a round; a checkpoint knows its length
+checkpoint/round-000012.ckpt                             the newest two
+weights.safetensors                                      at the end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from fedhyper.errors import CheckpointRefused, StorageError, UserError
+from fedhyper.lab.config.model import Config, dump, make_config, read_toml
+from fedhyper.storage import checkpoint
+
+KEEP = 2  # checkpoints; should the newest be damaged, the one before it leads to the same bits
+# What a run that was killed before its first file was complete may have left.
+_OWN = frozenset({".lock", "checkpoint", "metrics.jsonl"})
+
+
+@contextlib.contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about ``path`` into one line and exit code 74."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise StorageError(f"{path}: {reason}; free space, check the permissions, or choose another --out") from error
+
+
+class RunDirectory:
+    """A directory that this process alone may write, for as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.metrics_bytes = 0
+        self._metrics = -1
+        self._new = not self.path.exists()
+        with storage(self.path):
+            _refuse_foreign(self.path)
+            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self.path)
+            self._remove_stale()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others write again."""
+        for descriptor in (self._metrics, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._metrics = self._lock = -1
+
+    def abandon(self) -> None:
+        """Close it; a directory that was made for a run which then was not started is taken back."""
+        if self._new and not (self.path / "config.toml").exists():
+            with contextlib.suppress(OSError):
+                (self.path / ".lock").unlink()
+                (self.path / "checkpoint").rmdir()
+                self.path.rmdir()
+        self.close()
+
+    def _remove_stale(self) -> None:
+        for left in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
+            left.unlink(missing_ok=True)  # nobody else holds the lock, so its writer is dead
+
+    # --- whole files -----------------------------------------------------------------------------------------
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file as a whole."""
+        path = self.path / name
+        with storage(path):
+            replace(path, text.encode())
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Replace a file by this value as JSON."""
+        self.write(name, json.dumps(value, allow_nan=False) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """The object in a file; None when it is absent or is not one."""
+        return read_json(self.path / name)
+
+    def config(self) -> Config | None:
+        """The config this directory's run was started with; None when there is none."""
+        return read_config(self.path)
+
+    def write_config(self, config: Config) -> None:
+        """Say what this directory's run is."""
+        self.write("config.toml", dump(config))
+
+    # --- metrics ---------------------------------------------------------------------------------------------
+
+    def open_metrics(self, keep: int) -> list[dict[str, Any]]:
+        """Make ``metrics.jsonl`` ready for more, cut to its first ``keep`` bytes; the records in them come back."""
+        path = self.path / "metrics.jsonl"
+        with storage(path):
+            self._metrics = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+            size = os.fstat(self._metrics).st_size
+            if size < keep:
+                raise CheckpointRefused(f"{path} has {size:,} bytes, its checkpoint knows of {keep:,}; it was cut")
+            os.ftruncate(self._metrics, keep)
+            with os.fdopen(os.dup(self._metrics), "rb") as file:
+                file.seek(0)
+                lines = file.read().splitlines()
+        self.metrics_bytes = keep
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise CheckpointRefused(f"{path} is damaged: {error}; its run cannot be continued") from error
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Add a round. A line that cannot be written whole is taken back."""
+        path, line = self.path / "metrics.jsonl", json.dumps(record, allow_nan=False).encode() + b"\n"
+        with storage(path):
+            try:
+                _write_all(self._metrics, line)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._metrics, self.metrics_bytes)
+                raise
+        self.metrics_bytes += len(line)
+
+    # --- checkpoints -----------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, t: int, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        """The state after round ``t``, then forget all but the newest. The metrics reach the disk first."""
+        with storage(self.path / "metrics.jsonl"):
+            os.fsync(self._metrics)
+        checkpoint.save(self._checkpoint(t), tensors, values | {"round": t, "metrics_bytes": self.metrics_bytes})
+        with storage(self.path / "checkpoint"):
+            for old in self.checkpoints()[:-KEEP]:
+                old.unlink(missing_ok=True)
+
+    def load_checkpoint(self) -> tuple[dict[str, Any], dict[str, Any], list[str]] | None:
+        """Tensors, values and what was passed over: the newest checkpoint that can be read. None if there is none."""
+        found = self.checkpoints()
+        refused: list[str] = []
+        for path in reversed(found):
+            try:
+                tensors, values = checkpoint.load(path)
+                _check_values(path, values)
+            except CheckpointRefused as error:
+                refused.append(str(error))
+                continue
+            for damaged in found[found.index(path) + 1 :]:  # else "the newest two" would keep it and drop a good one
+                with storage(damaged):
+                    damaged.rename(damaged.with_suffix(".damaged"))
+            return tensors, values, refused
+        if refused:
+            raise CheckpointRefused(refused[0] + "; delete the checkpoint directory to start again from round 1")
+        return None
+
+    def checkpoints(self) -> list[Path]:
+        """Every checkpoint, oldest first."""
+        return sorted((self.path / "checkpoint").glob("round-*.ckpt"))
+
+    def _checkpoint(self, t: int) -> Path:
+        return self.path / "checkpoint" / f"round-{t:07d}.ckpt"
+
+
+def _check_values(path: Path, values: dict[str, Any]) -> None:
+    for key in ("round", "metrics_bytes"):
+        value = values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+            raise CheckpointRefused(f"{path}: not a checkpoint of a run ({key} is missing or no count)")
+
+
+def read_config(path: Path) -> Config | None:
+    """The config of the run in directory ``path``; None when there is none, refused when it cannot be read."""
+    file = path / "config.toml"
+    if not file.exists():
+        return None
+    try:
+        return make_config(read_toml(file), str(file))
+    except UserError as error:
+        raise CheckpointRefused(f"{error}; this directory's run cannot be continued") from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None when it is absent or is not one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}; check its permissions") from error
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; choose another --out")
+    names = set(os.listdir(path))
+    if names and "config.toml" not in names and not all(n in _OWN or n.endswith(".tmp") for n in names):
+        raise UserError(f"{path} is not empty and holds no run; choose another --out")
+    if "config.toml" in names and "metrics.jsonl" not in names and ".lock" not in names:
+        raise UserError(f"{path} has a config.toml but holds no run; choose another --out")
+
+
+def lock(path: Path) -> int:
+    """Hold the directory until the descriptor that comes back is closed, or refuse because another process does."""
+    # flock and not a file with a pid in it: the kernel lets go of it when its holder dies, however it dies.
+    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    give_up = time.monotonic() + 2.0
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            # A process killed while it was starting another one leaves the lock with that one until it has started.
+            if holder.isdigit() and not _alive(int(holder)) and time.monotonic() < give_up:
+                time.sleep(0.02)
+                continue
+            os.close(descriptor)
+            who = f"process {holder}" if holder.isdigit() else "another process"
+            raise StorageError(f"{path} is in use by {who}; wait for it, or choose another --out") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's, and there
+        return True
+    return True
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put ``content`` where ``path`` is, whole or not at all: temporary file, flush, rename, flush."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        try:
+            _write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,95 @@
+"""What the records of a run add up to, and who is told about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from fedhyper.lab.running.run import Run
+
+Summary = dict[str, Any]
+Record = dict[str, Any]
+
+
+class Listener(Protocol):
+    """What is told about a run while it goes on."""
+
+    def start(self, run: Run) -> None:
+        """The run is ready; ``run.round`` rounds of it were there before."""
+
+    def round(self, run: Run, record: Record) -> None:
+        """One more round is done."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def end(self, run: Run, summary: Summary) -> None:
+        """The run is over, for now or for good."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def start(self, run: Run) -> None:
+        """Nothing."""
+
+    def round(self, run: Run, record: Record) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self, run: Run, summary: Summary) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Progress:
+    """What the records of a run add up to. Seconds are those of its rounds, however often it was interrupted."""
+
+    target: float
+    rounds: int = 0
+    final_accuracy: float | None = None
+    final_loss: float | None = None
+    best_accuracy: float | None = None
+    since_best: int = 0  # evaluations
+    rounds_to_target: int | None = None
+    seconds_to_target: float | None = None
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def add(self, record: Record) -> None:
+        """Count one more round in."""
+        self.rounds = record["round"]
+        self.seconds += sum(value for key, value in record.items() if key.startswith("seconds") and value)
+        self.bytes_up += record["bytes_up"]
+        self.bytes_down += record["bytes_down"]
+        accuracy = record["accuracy"]
+        if accuracy is None:
+            return
+        self.final_accuracy, self.final_loss = accuracy, record["test_loss"]
+        if self.best_accuracy is None or accuracy > self.best_accuracy:
+            self.best_accuracy, self.since_best = accuracy, 0
+        else:
+            self.since_best += 1
+        if self.target and accuracy >= self.target and self.rounds_to_target is None:
+            self.rounds_to_target, self.seconds_to_target = self.rounds, self.seconds
+
+    def summary(self, status: str, weights_sha256: str) -> Summary:
+        """What ``summary.json`` holds."""
+        return {
+            "status": status,
+            "rounds": self.rounds,
+            "final_accuracy": self.final_accuracy,
+            "best_accuracy": self.best_accuracy,
+            "final_loss": self.final_loss,
+            "target_accuracy": self.target or None,
+            "rounds_to_target": self.rounds_to_target,
+            "seconds_to_target": self.seconds_to_target,
+            "seconds": self.seconds,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "weights_sha256": weights_sha256,
+        }

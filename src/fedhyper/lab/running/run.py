@@ -1,0 +1,282 @@
+"""One experiment, from its config to a finished run directory: started, continued, interrupted, in the same bits.
+
+A round is a transaction: it is computed, its record is appended to ``metrics.jsonl``, and only then may a
+checkpoint be taken, which holds the length of that file. Whatever a kill leaves after the last checkpoint is cut
+off when the run continues, and computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import fedhyper
+from fedhyper.errors import CheckpointRefused, TrainingStopped, UserError
+from fedhyper.lab.config.model import Config, config_hash, differences
+from fedhyper.lab.running.build import environment, library_version, make_simulation
+from fedhyper.lab.running.directory import RunDirectory, replace, storage
+from fedhyper.lab.running.interrupt import AbandonRound, Interrupted, Signals
+from fedhyper.lab.running.progress import Listener, Progress, Record, Silent, Summary
+
+if TYPE_CHECKING:
+    from fedhyper.sim.simulation import Simulation
+
+CHECKPOINT_SHARE = 0.02  # of the time, at checkpoint_every = 0
+
+
+class Run:
+    """A run directory and the simulation that fills it. ``step()`` until ``over``, then ``finish()``."""
+
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        *,
+        resume: bool = False,
+        workers: int | None = None,
+        device: str = "cpu",
+        make: Callable[..., Simulation] = make_simulation,
+    ) -> None:
+        self.config, self.out = config, Path(out)
+        self.notes: list[str] = []
+        self.progress = Progress(config.target_accuracy)
+        self.status = "running"
+        self._abandoned = False
+        if resume and not self.out.exists():
+            raise CheckpointRefused(f"there is nothing to resume in {self.out}; leave --resume out to start")
+        self.files = RunDirectory(self.out)
+        try:
+            known = self._known(resume)
+            self.sim = make(config, workers=workers, device=device)
+            self._open(known)
+        except BaseException:
+            self.files.abandon()
+            raise
+        self._saved_round, self._saved_at, self._save_seconds = self.round, time.perf_counter(), 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.files.close()
+        if not self._abandoned:  # else it would wait for clients that are still being trained
+            self.sim.close()
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        return self.progress.rounds
+
+    @property
+    def over(self) -> str | None:
+        """Why there is nothing left to do, or None."""
+        config, progress = self.config, self.progress
+        if self.sim.idle_rounds >= config.max_bad_rounds:
+            return "diverged"
+        if progress.rounds >= config.rounds:
+            return "rounds"
+        if config.stop_at_target and progress.rounds_to_target is not None:
+            return "target"
+        if config.patience and progress.since_best >= config.patience:
+            return "patience"
+        return None
+
+    def _known(self, resume: bool) -> Config | None:
+        """The config of the run that is there; None when this one is new."""
+        known = self.files.config()
+        if known is None:
+            return None
+        summary = self.files.read_json("summary.json") or {}
+        if not resume:
+            if summary.get("status") == "finished":
+                cure = f"continue it with --resume and more rounds than {known.rounds}"
+            else:
+                cure = "continue it with --resume"
+            state = summary.get("status", "unfinished")
+            raise UserError(f"{self.out} holds a run ({state}); {cure}, or choose another --out")
+        differing = differences(self.config, known)
+        if differing:
+            raise CheckpointRefused(
+                f"{self.out} holds a run of another config: {', '.join(differing)}; "
+                "use its values, or choose another --out"
+            )
+        return known
+
+    def _open(self, known: Config | None) -> None:
+        partition = self.sim.partition.to_json()
+        loaded = self.files.load_checkpoint() if known else None
+        if known is None:
+            self.files.write_config(self.config)
+            self.files.write_json("env.json", environment())
+            self.files.write_json("partition.json", partition)
+        else:
+            self._check_world(partition)
+            if known.values() != self.config.values():
+                self.files.write_config(self.config)
+        if loaded is None:
+            self.files.open_metrics(keep=0)
+            return
+        tensors, values, refused = loaded
+        self.notes += refused
+        self._restore(tensors, values)
+        for record in self.files.open_metrics(keep=values["metrics_bytes"]):
+            self.progress.add(record)
+        if self.progress.rounds != self.sim.round:
+            raise CheckpointRefused(
+                f"{self.out / 'metrics.jsonl'} ends with round {self.progress.rounds}, "
+                f"its checkpoint with round {self.sim.round}; one of them is not of this run"
+            )
+
+    def _check_world(self, partition: dict[str, Any]) -> None:
+        """The data must be those of the first part; other library versions are worth a word."""
+        saved = self.files.read_json("partition.json")
+        if saved is None:
+            self.files.write_json("partition.json", partition)
+        elif saved.get("sha256") != partition["sha256"]:
+            raise CheckpointRefused(f"{self.out / 'partition.json'}: the data or their split have changed since")
+        env, now = self.files.read_json("env.json"), environment()
+        if env is None:
+            self.files.write_json("env.json", now)
+            return
+        changed = [key for key in ("fedhyper", "python", "torch", "numpy", "machine") if env.get(key) != now[key]]
+        if changed:
+            self.notes.append(f"continued with another {', '.join(changed)}: the bits may differ from one long run")
+
+    def _restore(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        import torch
+
+        if values.get("config_hash") != config_hash(self.config):
+            raise CheckpointRefused(f"{self.out / 'checkpoint'}: made by a run of another config")
+        try:
+            self.sim.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, values["state"])
+            restored = self.sim.round
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise CheckpointRefused(
+                f"{self.out / 'checkpoint'}: not a state of this simulation ({type(error).__name__})"
+            ) from error
+        if restored != values["round"]:
+            raise CheckpointRefused(f"{self.out / 'checkpoint'}: its state is not of the round it says")
+
+    def begin(self) -> None:
+        """Say on disk that the run is under way."""
+        self._write_summary("running")
+
+    def step(self, signals: Signals | None = None) -> Record:
+        """One round, recorded, and a checkpoint when one is due."""
+        t, config = self.round + 1, self.config
+        evaluate = t % config.eval_every == 0 or t == config.rounds
+        before = self.sim.state()
+        try:
+            if signals is None:
+                record = self._train(evaluate)
+            else:
+                with signals.training():
+                    record = self._train(evaluate)
+        except AbandonRound:
+            self._abandoned = True
+            self.sim.restore(*before)
+            raise
+        self.files.append_metrics(record)
+        self.progress.add(record)
+        if self._checkpoint_due():
+            self.checkpoint()
+        return record
+
+    def _train(self, evaluate: bool) -> Record:
+        record = self.sim.run_round(evaluate=evaluate)
+        if evaluate and self.config.client_metrics:
+            started = time.perf_counter()
+            record["client_accuracy"] = self.sim.client_accuracy()
+            record["seconds_evaluate"] += time.perf_counter() - started
+        return record
+
+    def _checkpoint_due(self) -> bool:
+        if self.config.checkpoint_every:
+            return self.round % self.config.checkpoint_every == 0
+        return time.perf_counter() - self._saved_at >= self._save_seconds / CHECKPOINT_SHARE
+
+    def checkpoint(self) -> None:
+        """Bring the state after the last round to disk, unless it is there."""
+        if self._saved_round != self.round:
+            self._save(self.sim.state())
+
+    def _save(self, state: tuple[dict[str, Any], Any]) -> None:
+        started = time.perf_counter()
+        tensors = {name: tensor.detach().cpu().numpy() for name, tensor in state[0].items()}
+        versions = {"fedhyper": fedhyper.__version__, "torch": library_version("torch")}
+        values = {"config_hash": config_hash(self.config), "state": state[1], "versions": versions}
+        self.files.save_checkpoint(self.round, tensors, values)
+        self._saved_round, self._saved_at = self.round, time.perf_counter()
+        self._save_seconds = self._saved_at - started
+
+    def finish(self) -> Summary:
+        """Bring everything to disk. Raises TrainingStopped when the guard ended the run."""
+        self.checkpoint()
+        weights = self.files.path / "weights.safetensors"
+        with storage(weights):
+            self._write_weights(weights)
+        diverged = self.over == "diverged"
+        summary = self._write_summary("diverged" if diverged else "finished")
+        if diverged:
+            config = self.config
+            raise TrainingStopped(
+                f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; start from a lower "
+                f"local_lr than {config.local_lr:g}"
+                + ("" if config.method == "fedhyper" else " or use method=fedhyper")
+            )
+        return summary
+
+    def _write_weights(self, path: Path) -> None:
+        from safetensors.torch import save
+
+        replace(path, save({name: tensor.contiguous() for name, tensor in self.sim.named_weights().items()}))
+
+    def interrupt(self, number: int) -> Interrupted:
+        """Bring everything to disk; what to raise comes back."""
+        self.checkpoint()
+        self._write_summary("interrupted")
+        return Interrupted(
+            number, f"interrupted after round {self.round} of {self.config.rounds}; add --resume to go on"
+        )
+
+    def _write_summary(self, status: Literal["running", "finished", "interrupted", "diverged"]) -> Summary:
+        self.status = status
+        summary = self.progress.summary(status, self.sim.weights_sha256())
+        self.files.write_json("summary.json", summary)
+        return summary
+
+
+def run_experiment(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    workers: int | None = None,
+    device: str = "cpu",
+    display: Listener | None = None,
+    make: Callable[..., Simulation] = make_simulation,
+) -> Summary:
+    """Run ``config`` in the directory ``out`` to its end; its summary comes back.
+
+    ``workers`` (None: every core) and ``device`` do not change the result. With ``resume`` a run that was
+    interrupted continues, and a finished one is extended when ``config`` asks for more rounds.
+    """
+    display = display or Silent()
+    # Until the run is ready a signal does what it does to any process: there is nothing to save yet.
+    with Run(config, out, resume=resume, workers=workers, device=device, make=make) as run, Signals() as signals:
+        for note in run.notes:
+            display.note(note)
+        run.begin()
+        display.start(run)
+        try:
+            while not run.over:
+                if signals.received:
+                    raise run.interrupt(signals.received)
+                display.round(run, run.step(signals))
+            return run.finish()
+        except AbandonRound:
+            raise run.interrupt(signals.received) from None
+        finally:
+            display.end(run, run.progress.summary(run.status, ""))

@@ -1,0 +1,115 @@
+"""What an engine is: it trains the clients of a round, in order, and evaluates a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhyper.sim.data.partition import Partition
+from fedhyper.sim.data.tasks import Task
+from fedhyper.sim.methods import Local
+from fedhyper.sim.models import linear_layers
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ClientTask(NamedTuple):
+    """One client's work in one round: the examples of each of its local steps."""
+
+    client: int
+    examples: int
+    batches: list[Indices]
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of one pass over the client's data; its first batch is as long as batches get."""
+        return -(-self.examples // len(self.batches[0]))
+
+
+class Reply(NamedTuple):
+    """What one client sends back. ``delta`` = w_t − w_m, flat, in the standard layout; losses are means per example."""
+
+    client: int
+    examples: int
+    delta: Tensor
+    buffers: Tensor
+    counters: Tensor
+    first_loss: float  # of the first batch, at the weights it was sent
+    mean_loss: float  # over its local steps
+    lr_mean: float
+    lr_min: float
+    lr_max: float
+    lr_last: float
+
+    @classmethod
+    def of(cls, task: ClientTask, rates: Sequence[float], **parts: Any) -> Reply:
+        """``task``'s reply; ``rates`` are those of its local steps, ``parts`` the update and the losses."""
+        mean = sum(rates) / len(rates)
+        parts |= {"lr_mean": mean, "lr_min": min(rates), "lr_max": max(rates), "lr_last": rates[-1]}
+        return cls(client=task.client, examples=task.examples, **parts)
+
+
+class Sent(NamedTuple):
+    """What the server sends: w_t with its buffers, β_t, Δ_t-1 for CL's global term, and how many clients M it asks."""
+
+    weights: Tensor
+    buffers: Tensor
+    counters: Tensor
+    local_lr: float
+    delta: Tensor | None
+    cohort: int = 1
+
+
+class Engine(Protocol):
+    """Trains and evaluates. Two engines agree within rounding; one engine agrees with itself to the bit."""
+
+    def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
+        """The clients' replies, in the order of ``tasks`` however many workers there are."""
+
+    def evaluate(self, sent: Sent) -> tuple[float, float]:
+        """Mean loss and accuracy on the test set."""
+
+    def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
+        """Accuracy on each client's own training examples."""
+
+    def close(self) -> None:
+        """Give threads and settings back."""
+
+
+def make_engine(
+    kind: Literal["fast", "sequential"],
+    *,
+    model: nn.Module,
+    task: Task,
+    local: Local,
+    workers: int,
+    device: str,
+    dtype: torch.dtype,
+) -> Engine:
+    """The slow twin, or the fast engine that suits the model: clients stacked for linear layers, else threads."""
+    if kind == "sequential":
+        from fedhyper.sim.engines.sequential import SequentialEngine
+
+        return SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
+    if linear_layers(model) is not None and dtype == torch.float32:
+        from fedhyper.sim.engines.stacked import StackedEngine
+
+        return StackedEngine(model=model, task=task, local=local, workers=workers, device=device)
+    from fedhyper.sim.engines.threads import ThreadEngine
+
+    return ThreadEngine(model=model, task=task, local=local, workers=workers, device=device, dtype=dtype)
+
+
+def gather(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Tensors joined to one flat vector on the CPU."""
+    return torch.cat([t.detach().reshape(-1).to("cpu", dtype) for t in tensors] or [torch.empty(0, dtype=dtype)])
+
+
+def scatter(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """The other way: ``vector`` cut up and written into ``tensors``."""
+    for tensor, piece in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(piece.view_as(tensor))
