@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -26,6 +27,20 @@ from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord, finite
 
 _SCALAR_BYTES = 8
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread: a sum split among several has other bits. Parallel are the clients.
+
+    Around every round, not once: another simulation that ends meanwhile gives torch its threads back.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class RunState(NamedTuple):
@@ -88,12 +103,21 @@ class Simulation:
         return self._state.loop.round
 
     @property
+    def server_state(self) -> LoopState:
+        """The server's state: weights, rates, where a rollback returns to, what is evaluated. Not to be written to."""
+        return self._state.loop
+
+    @property
     def idle_rounds(self) -> int:
         """How many rounds in a row had no usable update."""
         return self._state.loop.idle
 
     def run_round(self, *, evaluate: bool = True) -> RoundRecord:
         """One round; its record comes back. The state changes only when everything has succeeded."""
+        with one_thread():
+            return self._run_round(evaluate=evaluate)
+
+    def _run_round(self, *, evaluate: bool) -> RoundRecord:
         state, started = self._state, time.perf_counter()
         now, plan = state.loop.now, self.method.plan
 
@@ -173,7 +197,8 @@ class Simulation:
 
     def evaluate(self) -> dict[str, float]:
         """Mean loss and accuracy (a fraction) on the task's test set."""
-        return self._evaluate(self._state)
+        with one_thread():
+            return self._evaluate(self._state)
 
     def _evaluate(self, state: RunState) -> dict[str, float]:
         loss, accuracy = self.engine.evaluate(_to_evaluate(state))
@@ -181,7 +206,8 @@ class Simulation:
 
     def client_accuracy(self) -> list[float]:
         """The global model's accuracy on each client's own training data, in client order."""
-        return self.engine.accuracy_by_client(_to_evaluate(self._state), self.partition)
+        with one_thread():
+            return self.engine.accuracy_by_client(_to_evaluate(self._state), self.partition)
 
     def named_weights(self) -> dict[str, Tensor]:
         """What is evaluated, parameters and buffers by name, as ``model.load_state_dict`` takes them."""
