@@ -13,8 +13,7 @@ Whoever shows or checks a setting reads it here: the config, ``fedhyper methods`
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import cache
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from fedhyper.arrays import is_number
@@ -29,11 +28,13 @@ class Setting:
     help     what it does, and what raising it does
     unit     what kind of number it is, such as "a factor"; empty where the help says it
     low, high, above, below   its range: at least, at most, more than, less than; numbers are always finite
-    choices  the words it may be; empty: it is a number, or true or false
+    choices  the words it may be; empty: any of its kind
     cure     what to do about a value that is refused
+    kind     float (which takes whole numbers, too), int, bool or str: what its default is
     """
 
     help: str
+    kind: type = float
     unit: str = ""
     low: float | None = None
     high: float | None = None
@@ -47,6 +48,10 @@ class Setting:
         """Its range in words: ``at least 1``, ``in [0, 1)``, ``one of add, relative``."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.kind in (bool, str):
+            return "true or false" if self.kind is bool else "a word"
+        if self.kind is int:
+            return f"a whole number, {replace(self, kind=float).allowed}".removesuffix(", a finite number")
         start, end = self.low if self.above is None else self.above, self.high if self.below is None else self.below
         if start is not None and end is not None:
             opening, closing = "[" if self.above is None else "(", "]" if self.below is None else ")"
@@ -61,7 +66,9 @@ class Setting:
         """Whether ``value`` is of the right kind and within the range."""
         if self.choices:
             return isinstance(value, str) and value in self.choices
-        return (
+        if self.kind in (bool, str, int) and type(value) is not self.kind:
+            return False
+        return self.kind in (bool, str) or (
             is_number(value)
             and -math.inf < value < math.inf
             and abs(value) <= 1e308  # a whole number may lie beyond every float
@@ -79,13 +86,22 @@ class Setting:
 
 def setting(default: Any = MISSING, help: str = "", **limits: Any) -> Any:
     """A dataclass field with this default and a ``Setting``: ``limits`` are its other attributes."""
-    metadata = {_KEY: Setting(help=help, **limits)}
+    kind = type(default) if isinstance(default, bool | int | str) else float
+    metadata = {_KEY: Setting(help=help, kind=kind, **limits)}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
-@cache
 def settings_of(kind: type) -> dict[str, Setting]:
     """The settings of a dataclass by name. A subclass that only changes a default keeps what its parent says of it."""
+    if kind not in _settings:
+        _settings[kind] = _collected(kind)
+    return _settings[kind]
+
+
+_settings: dict[type, dict[str, Setting]] = {}  # rules are made anew every local step: read once a class
+
+
+def _collected(kind: type) -> dict[str, Setting]:
     known: dict[str, Setting] = {}
     for one in reversed(kind.__mro__):
         own: dict[str, Field[Any]] = one.__dict__.get("__dataclass_fields__", {})

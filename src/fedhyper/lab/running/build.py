@@ -35,13 +35,11 @@ def make_partition(config: Config) -> tuple[Task, Partition]:
     task = _load_task(config.task, config.subset)
     partition = split(
         config.partition.kind,
-        task.train_y.numpy(),
+        task.labels,
         config.clients,
         seed=config.seed,
-        concentration=config.partition.concentration,
-        shards_per_client=config.partition.shards_per_client,
-        min_size=config.partition.min_size,
         groups=task.groups,
+        **config.partition.model_dump(exclude={"kind"}),
     )
     return task, partition
 
