@@ -62,7 +62,7 @@ class FedExP:
     two iterates; that is the caller's part. There is no initial rate: the floor is 1, as published.
     """
 
-    epsilon: float = setting(1e-3, "fedexp: ε beside |Δ|²; raising it keeps the global rate nearer to 1", above=0)
+    epsilon: float = setting(1e-3, "ε beside |Δ|²; raising it keeps the global rate nearer to 1", above=0)
     requires: ClassVar[tuple[str, ...]] = ("delta", "sq_norm")
 
     def __post_init__(self) -> None:

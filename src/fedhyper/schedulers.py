@@ -149,11 +149,15 @@ class FedHyperCL(_Hypergradient):
     local_steps: Array
     global_term: Literal["add", "sign", "off"] = setting(
         "add",
-        "CL: as above (Eq. 20), <g_k, g_k-1> · (1 + ε sign<g_k, Δ_t-1>) (Algorithm 1), or none",
+        "how last round's Δ enters: + <g_k, Δ_t-1> / K (Eq. 20), · (1 + ε sign<g_k, Δ_t-1>) (Algorithm 1), or not",
         choices=("add", "sign", "off"),
     )
     epsilon: float = setting(
-        0.1, "CL: ε of global_term = sign", low=0, high=1, cure="above 1 it would turn the sign around"
+        0.1,
+        "ε of global_term = sign; raising it gives Δ_t-1 more say",
+        low=0,
+        high=1,
+        cure="above 1 it would turn the sign around",
     )
     requires: ClassVar[tuple[str, ...]] = ("grad", "delta")
 

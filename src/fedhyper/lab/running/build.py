@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import fedhyper
 from fedhyper.errors import UserError
 from fedhyper.lab.config.model import Config, printable
+from fedhyper.lab.plugins import imported
 
 if TYPE_CHECKING:
     from fedhyper.sim.data.partition import Partition
@@ -109,6 +110,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "git": _commit(),
+        "imports": imported(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

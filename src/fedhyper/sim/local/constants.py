@@ -11,7 +11,7 @@ from fedhyper.settings import check_settings, setting
 class ProximalConstants:
     """FedProx: g + μ (w − w_t)."""
 
-    mu: float = setting(0.01, "fedprox: μ; raising it holds clients nearer to the weights they were sent", low=0)
+    mu: float = setting(0.01, "μ; raising it holds clients nearer to the weights they were sent", low=0)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -21,9 +21,9 @@ class ProximalConstants:
 class DeltaConstants:
     """Δ-SGD, as its paper has them."""
 
-    gamma: float = setting(2.0, "delta-sgd: γ, trust in the measured smoothness; raising it raises the rate", above=0)
-    delta: float = setting(0.1, "delta-sgd: δ, how fast the rate may grow; raising it lets it grow faster", low=0)
-    eta0: float = setting(0.2, "delta-sgd: the rate of a client's first step in a round", above=0)
+    gamma: float = setting(2.0, "γ, trust in the measured smoothness; raising it raises the rate", above=0)
+    delta: float = setting(0.1, "δ, how fast the rate may grow; raising it lets it grow faster", low=0)
+    eta0: float = setting(0.2, "the rate of a client's first step in a round", above=0)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -33,8 +33,8 @@ class DeltaConstants:
 class PolyakConstants:
     """FedSPS, as its paper has them."""
 
-    c: float = setting(0.5, "fedsps: c, divides the Polyak step; raising it lowers the rate", above=0)
-    floor: float = setting(0.0, "fedsps: a lower bound of the loss, in its unit; 0 suits cross-entropy")
+    c: float = setting(0.5, "c, divides the Polyak step; raising it lowers the rate", above=0)
+    floor: float = setting(0.0, "a lower bound of the loss, in its unit; 0 suits cross-entropy")
 
     def __post_init__(self) -> None:
         check_settings(self)
