@@ -29,7 +29,7 @@ def make_simulation(
     task = task or load_task("digits")
     if isinstance(model, str):
         model = make_model(model, task.shape, task.classes, seed=seed, tokens=task.tokens)
-    partition = make_partition("dirichlet", task.train_y.numpy(), clients, seed=seed, concentration=0.3)
+    partition = make_partition("dirichlet", task.labels, clients, seed=seed, concentration=0.3)
     settings = {"clients_per_round": 4, "local_epochs": 1, "batch_size": 16} | settings
     made = make_method(method, local_lr=local_lr, global_lr=global_lr, **(options or {}))
     return Simulation(task=task, partition=partition, model=model, method=made, seed=seed, **settings)

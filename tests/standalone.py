@@ -58,7 +58,11 @@ def numbers() -> dict[str, Any]:
             direction, state = optimizer.update(state, vector[0])
             out.append(direction)
         found[repr(optimizer)] = out
-    plans = (fedhyper.Pair(global_rule=fedhyper.FedHyperG()), fedhyper.Pair(average=fedhyper.LastTwo()), fedhyper.auto())
+    plans = (
+        fedhyper.Pair(global_rule=fedhyper.FedHyperG()),
+        fedhyper.Pair(average=fedhyper.LastTwo()),
+        fedhyper.auto(),
+    )
     for i, plan in enumerate(plans):
         server, out = fedhyper.Server(VECTORS[0], plan), []
         for t, vector in enumerate(VECTORS):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +19,7 @@ from hypothesis import strategies as st
 from fedhyper.errors import UserError
 from fedhyper.lab.config.model import (
     CHANGEABLE,
-    DEFAULT_MODELS,
     Config,
-    Options,
     PartitionConfig,
     config_hash,
     differences,
@@ -29,11 +29,13 @@ from fedhyper.lab.config.model import (
     parse_override,
     shown,
 )
-from fedhyper.lab.config.options import NamedOptions, option_defaults
-from fedhyper.sim.methods import METHODS, make_method, option_names
+from fedhyper.lab.config.options import option_defaults
+from fedhyper.lab.methods_table import markdown
+from fedhyper.sim.methods import Option, make_method, method_names, method_options
+from fedhyper.sim.registry import METHODS, TASKS
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-TABLES: dict[str, Any] = {"": Config, "partition": PartitionConfig, "options": Options}
+TABLES: dict[str, Any] = {"": Config, "partition": PartitionConfig}
 NESTED = {"partition", "options", "model_options"}
 
 
@@ -107,6 +109,37 @@ CASES = [
 ]
 
 
+OPTIONS = {(name, option.name): option for name in METHODS for option in method_options(name).values()}
+
+
+def bad_options(option: Option) -> Iterator[Any]:
+    """Everything that an option must refuse, from what its rule says of it."""
+    yield from ([], {"a": 1}, None, math.nan, math.inf)
+    if option.says.choices:
+        yield from ("", "nonsense", 1, True, 2.5)
+        return
+    yield from ("3", "", True, False, 10**309, -(10**309), 10**5000)
+    says = option.says
+    yield from (limit - 1 for limit in (says.low, says.above) if limit is not None)
+    yield from (limit for limit in (says.above, says.below) if limit is not None)
+    yield from (limit + 1 for limit in (says.high, says.below) if limit is not None)
+
+
+@pytest.mark.parametrize(("method", "name"), OPTIONS)
+def test_every_option_refuses_what_it_is_not(method: str, name: str) -> None:
+    for value in bad_options(OPTIONS[method, name]):
+        message = refusal({"method": method, "options": {name: value}})
+        assert f"options.{name} = {shown(value)} must be" in message
+    assert f"'options.{name}x'" in refusal({"method": method, "options": {name + "x": 1}})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_option_says_what_it_does(method: str) -> None:
+    for option in method_options(method).values():
+        assert option.says.accepts(option.default)
+        assert option.says.help
+
+
 def test_there_are_enough_cases() -> None:
     assert len(CASES) >= 400
 
@@ -121,8 +154,7 @@ def test_every_key_refuses_what_it_is_not(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("key", [key for key, _ in fields()])
 def test_every_key_refuses_null_and_unknown_siblings(key: str) -> None:
-    if not key.startswith("options."):  # there null means absent, and TOML cannot say it
-        assert key in refusal(nested(key, None))
+    assert key in refusal(nested(key, None))
     assert f"'{key}'" in refusal(nested(key + "x", 1))
 
 
@@ -171,7 +203,7 @@ def test_did_you_mean(typo: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"method": "fedhyperg"}, "method 'fedhyperg' is not known; did you mean 'fedhyper-g'?"),
+        ({"method": "fedhyperg"}, "there is no method 'fedhyperg'; did you mean 'fedhyper-g'?"),
         ({"method": "fedavg+adan"}, "did you mean"),
         ({"method": "fedavg", "options": {"mu": 0.1}}, "options.mu is not an option of method 'fedavg'; it takes none"),
         ({"options": {"mu": 0.1}}, "options.mu is not an option of method 'fedhyper'; it takes "),
@@ -180,22 +212,27 @@ def test_did_you_mean(typo: str, meant: str) -> None:
         ({"task": "mnist", "partition": {"kind": "natural"}}, "task mnist has no natural clients"),
         ({"carry": True}, "carry = true is for methods with FedHyper-CL"),
         ({"partition": {"kind": "iidd"}}, "did you mean 'iid'?"),
+        ({"task": "digit"}, "there is no task 'digit'; did you mean 'digits'?"),
+        ({"task": "moons"}, "--import MODULE"),
     ],
 )
 def test_what_does_not_fit_together(values: dict[str, Any], says: str) -> None:
     assert says in refusal(values)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "fedavg+momentum", "fedhyper-g+adam"])
-def test_every_method_and_option_can_be_said(method: str) -> None:
-    make_config({"method": method})
-    assert set(option_names(method)) <= set(Options.model_fields)
+@pytest.mark.parametrize("method", method_names())
+def test_said_or_not_said_it_is_the_same_method(method: str) -> None:
+    options, rates = option_defaults(method), {"local_lr": 0.5, "global_lr": 0.5}
+    assert make_method(method, **rates, **options) == make_method(method, **rates)
+    silent, said = make_config({"method": method}), make_config({"method": method, "options": options})
+    assert config_hash(silent) == config_hash(said)
+    assert make_config(tomllib.loads(dump(silent))).values() == silent.values()
 
 
 def test_defaults_of_options_are_the_rules_own() -> None:
     import inspect
 
-    from fedhyper.client import delta_sgd_rate, polyak_rate
+    from fedhyper.client import DeltaSGD, PolyakSGD
 
     both = option_defaults("fedhyper-g+cl")
     assert (both["global_bound"], both["local_bound"], both["epsilon"], both["hyper_lr"]) == (3.0, 10.0, 0.1, 1.0)
@@ -203,31 +240,44 @@ def test_defaults_of_options_are_the_rules_own() -> None:
     assert option_defaults("fedexp") == {"epsilon": 1e-3}
     assert option_defaults("fedprox") == {"mu": 0.01}
     assert option_defaults("fedavg+adam") == {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
-    for method, function in (("delta-sgd", delta_sgd_rate), ("fedsps", polyak_rate)):
+    for method, optimizer in (("delta-sgd", DeltaSGD), ("fedsps", PolyakSGD)):
         for name, value in option_defaults(method).items():
-            if name != "eta0":
-                assert inspect.signature(function).parameters[name].default == value
-    for method in METHODS:  # said or not said, it is the same method
-        options = option_defaults(method)
-        rates = {"local_lr": 0.5, "global_lr": 0.5}
-        assert make_method(method, **rates, **options).plan == make_method(method, **rates).plan
-        assert config_hash(make_config({"method": method})) == config_hash(
-            make_config({"method": method, "options": options})
-        )
+            assert inspect.signature(optimizer).parameters[name].default == value
 
 
-def test_no_option_without_a_method() -> None:
-    taken = {option for method in METHODS for option in option_names(method)} | set(option_names("fedavg+adam"))
-    assert set(Options.model_fields) == taken | {"momentum"}
+def test_a_suffix_replaces_the_servers_optimizer_and_its_options() -> None:
+    assert option_defaults("fedavgm+adam") == option_defaults("fedadam+adam") == option_defaults("fedavg+adam")
+    assert option_defaults("fedadam+momentum") == {"momentum": 0.9}
+    made = make_method("fedhyper+momentum", local_lr=0.1, global_lr=1.0, server_momentum=0.5)
+    assert "momentum" in option_defaults("fedhyper+momentum")
+    assert made.server.momentum == 0.5  # type: ignore[attr-defined]
 
 
-def test_default_models_are_the_tasks_own() -> None:
-    from fedhyper.sim.data import tasks
+def test_whole_numbers_are_numbers() -> None:
+    one, other = ({"method": "fedhyper-g", "options": {"global_bound": value}} for value in (3, 3.0))
+    assert (
+        config_hash(make_config(one))
+        == config_hash(make_config(other))
+        == config_hash(make_config({"method": "fedhyper-g"}))
+    )
 
-    assert list(DEFAULT_MODELS) == list(tasks.BUILT_IN)
-    assert tasks.load_task("digits").model == DEFAULT_MODELS["digits"]
+
+def test_a_task_names_its_model() -> None:
+    from fedhyper.sim.data.tasks import load_task
+
+    assert load_task("digits").model == TASKS.get("digits").model == make_config({}).model
     assert make_config({"task": "fmnist"}).model == "cnn"
     assert make_config({"task": "fmnist", "model": "mlp"}).model == "mlp"
+
+
+def test_a_config_is_checked_without_torch() -> None:
+    script = (
+        "import sys\nfrom fedhyper.lab.config.model import make_config\n"
+        "make_config({'method': 'fedhyper-g+cl+adam', 'partition': {'kind': 'shards'}}).values()\n"
+        "print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
@@ -272,7 +322,7 @@ def test_any_config_round_trips(values: dict[str, Any]) -> None:
 def test_every_default_is_visible() -> None:
     written = tomllib.loads(dump(make_config({})))
     assert set(written) == set(Config.model_fields) - {"model_options"}
-    assert set(written["options"]) == set(option_names("fedhyper"))
+    assert set(written["options"]) == set(method_options("fedhyper"))
     assert set(written["partition"]) == set(PartitionConfig.model_fields)
 
 
@@ -387,12 +437,10 @@ def test_an_override_wins_and_is_blamed(tmp_path: Path) -> None:
 def test_the_documentation_names_every_key() -> None:
     text = (EXPERIMENTS.parent / "docs" / "config.md").read_text("utf-8")
     for key, field in fields():
-        if key.startswith("options.") and key.removeprefix("options.") not in NamedOptions.model_fields:
-            continue  # Auto's own, described where it is
-        assert f"`{key.removeprefix('options.').removeprefix('partition.')}`" in text, key
+        assert f"`{key.removeprefix('partition.')}`" in text, key
         assert field.description, key
-    for method in METHODS:
-        assert f"`{method}`" in text
+    for table in markdown().split("\n\n"):
+        assert table.strip() in text, "put the output of python -m fedhyper.lab.methods_table into docs/config.md"
 
 
 def test_shown_is_one_printable_line() -> None:

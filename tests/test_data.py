@@ -22,9 +22,10 @@ import torch
 
 from fedhyper.errors import DataError, StorageError, UserError
 from fedhyper.sim.data import files as data
-from fedhyper.sim.data import tasks
+from fedhyper.sim.data import loaders
 from fedhyper.sim.data.published import DATASETS, DataFile, Dataset, Download
-from fedhyper.sim.data.tasks import Task, load_task, register_task
+from fedhyper.sim.data.tasks import Task, load_task
+from fedhyper.sim.registry import TASKS, register_task
 
 REAL = os.environ.get("FEDHYPER_DATA")
 needs_data = pytest.mark.skipif(not REAL, reason="FEDHYPER_DATA names no directory with the real datasets")
@@ -481,7 +482,7 @@ def test_digits_are_scikit_learns_and_split_by_class() -> None:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    assert np.array_equal(tasks._digits_table(), np.column_stack([bunch.data, bunch.target]))
+    assert np.array_equal(loaders._digits_table(), np.column_stack([bunch.data, bunch.target]))
     task = load_task("digits")
     assert task.train_x.shape == (1437, 1, 8, 8)
     assert task.test_x.shape == (360, 1, 8, 8)
@@ -495,18 +496,18 @@ def test_digits_are_scikit_learns_and_split_by_class() -> None:
 
 def test_images_are_normalised_per_channel() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (130, 3, 4, 4), dtype=np.uint8)
-    got = tasks._normalised("cifar10", [pixels[:70], pixels[70:]])
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in tasks.NORMALISE["cifar10"])
+    got = loaders._normalised("cifar10", [pixels[:70], pixels[70:]])
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in loaders.NORMALISE["cifar10"])
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), (torch.from_numpy(pixels) / 255.0 - mean) / std, atol=1e-6, rtol=1e-6)
 
 
 def test_characters_have_eighty_numbers() -> None:
-    assert tasks.VOCABULARY == 80
-    assert len(set(tasks.CHARACTERS)) == 79
-    assert tasks.encode("\nz€~\x7f").tolist() == [1, 79, 0, 0, 0]
+    assert loaders.VOCABULARY == 80
+    assert len(set(loaders.CHARACTERS)) == 79
+    assert loaders.encode("\nz€~\x7f").tolist() == [1, 79, 0, 0, 0]
     text = "O $ma!"
-    assert "".join(tasks.CHARACTERS[i - 1] for i in tasks.encode(text)) == text
+    assert "".join(loaders.CHARACTERS[i - 1] for i in loaders.encode(text)) == text
 
 
 def test_shakespeare_predicts_the_next_character_and_keeps_the_test_apart(root: Path) -> None:
@@ -521,10 +522,10 @@ def test_shakespeare_predicts_the_next_character_and_keeps_the_test_apart(root: 
     assert len(task.groups[0]) == len(range(0, cut - 80, 20))
     for row, group_row in enumerate(task.groups[0]):
         start = 20 * row
-        assert task.train_x[group_row].tolist() == tasks.encode(said[start : start + 80]).tolist()
-        assert task.train_y[group_row] == tasks.encode(said[start + 80]).item()
+        assert task.train_x[group_row].tolist() == loaders.encode(said[start : start + 80]).tolist()
+        assert task.train_y[group_row] == loaders.encode(said[start + 80]).item()
         assert start + 80 < cut
-    assert task.test_x[0].tolist() == tasks.encode(said[cut : cut + 80]).tolist()
+    assert task.test_x[0].tolist() == loaders.encode(said[cut : cut + 80]).tolist()
     assert task.tokens
     assert task.classes == 80
 
@@ -534,7 +535,7 @@ def test_a_role_needs_one_test_sequence_and_its_target(root: Path) -> None:
     (root / "shakespeare" / "input.txt").write_text(f"A:\n{'a' * 400}\n\nB:\n{'b' * 401}\n")
     task = load_task("shakespeare")
     assert len(task.test_x) == 1
-    assert set(task.train_y.tolist()) == set(tasks.encode("b").tolist())
+    assert set(task.train_y.tolist()) == set(loaders.encode("b").tolist())
 
 
 def test_text_with_no_long_role(root: Path) -> None:
@@ -545,32 +546,25 @@ def test_text_with_no_long_role(root: Path) -> None:
 
 def make(**changes: object) -> Task:
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])
-    values: dict = {"name": "mine", "train_x": x, "train_y": y, "test_x": x, "test_y": y, "classes": 3, "model": "mlp"}
+    values: dict = {"name": "mine", "train_x": x, "train_y": y, "test_x": x, "test_y": y, "classes": 3}
     return Task(**values | changes)
 
 
 def test_a_users_task_is_one_function() -> None:
-    register_task("mine")(make)
+    register_task("mine", model="mlp")(make)
     try:
         assert load_task("mine").shape == (2,)
-        assert "mine" in tasks.task_names()
-        register_task("mine")(lambda: 3)  # type: ignore[arg-type,return-value]
+        assert load_task("mine").model == "mlp"
+        assert "mine" in TASKS
+        register_task("mine", model="mlp", natural=True)(make)  # as a notebook's cell does when it runs again
+        assert "natural=True if it has groups, and only then" in refusal(lambda: load_task("mine"), UserError)
+        register_task("mine", model="mlp")(lambda: 3)
         assert "must return a Task, got int" in refusal(lambda: load_task("mine"), UserError)
     finally:
-        del tasks._TASKS["mine"]
-    assert "is built in" in refusal(lambda: register_task("digits"), UserError)
-    assert "did you mean digits?" in refusal(lambda: load_task("digit"), UserError)
+        TASKS.remove("mine")
+    assert "is built in" in refusal(lambda: register_task("digits", model="mlp")(make), UserError)
+    assert "did you mean 'digits'?" in refusal(lambda: load_task("digit"), UserError)
     assert "choose one of digits" in refusal(lambda: load_task("zzz"), UserError)
-
-
-def test_the_documented_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "your-own-task.md").read_text()
-    block = page.split("```python\n")[1].split("```")[0]
-    try:
-        exec(compile(block, "your-own-task.md", "exec", dont_inherit=True), {"__name__": "page"})
-    finally:
-        tasks._TASKS.pop("two-moons", None)
-    assert capsys.readouterr().out.split() == block.rsplit("# ", 1)[1].split()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhyper.sim.methods import METHODS
+from fedhyper.sim.registry import METHODS
 from tests.sim_support import batchnorm_net, make_simulation, run
 
 ROUNDS = 3

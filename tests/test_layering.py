@@ -25,6 +25,7 @@ LAYERS = {
     "guard": 1,
     "plan": 1,
     "schedulers": 1,
+    "settings": 1,
     "optimizers": 1,
     "theory": 1,
     "client": 2,

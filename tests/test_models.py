@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedhyper.errors import UserError
-from fedhyper.sim.models import check_batches, linear_layers, make_model, model_names, parameter_count
+from fedhyper.sim.models import check_batches, linear_layers, make_model, parameter_count
+from fedhyper.sim.registry import MODELS
 
 IMAGES, COLOUR, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (80,)
 
@@ -64,7 +65,7 @@ def test_size_output_and_gradient(name: str, shape: tuple[int, ...], options: di
 
 
 def test_every_model_is_in_the_table() -> None:
-    assert {row[0] for row in TABLE} == set(model_names())
+    assert {row[0] for row in TABLE} == set(MODELS)
 
 
 @pytest.mark.parametrize(("name", "shape", "options"), [row[:3] for row in TABLE if row[3] < 1_000_000])
@@ -168,13 +169,17 @@ def test_linear_layers_are_found_only_where_they_are_all() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "words"),
     [
-        ("resnet", COLOUR, {}, "did you mean resnet18?"),
+        ("resnet", COLOUR, {}, "did you mean 'resnet18'?"),
         ("vgg", COLOUR, {}, "choose one of logistic"),
-        ("mlp", IMAGES, {"hiden": 3}, "did you mean hidden?"),
+        ("mlp", IMAGES, {"hiden": 3}, "did you mean 'hidden'?"),
         ("logistic", IMAGES, {"hidden": 3}, "it has none"),
         ("mlp", IMAGES, {"hidden": 0}, "hidden = 0"),
         ("mlp", IMAGES, {"hidden": 2.5}, "hidden = 2.5"),
         ("mlp", IMAGES, {"hidden": True}, "hidden = True"),
+        ("mlp", IMAGES, {"hidden": 10**9}, "hidden = 1000000000 of model mlp must be a whole number, 1 to 16,384"),
+        ("mlp", IMAGES, {"depth": 1_000_000}, "depth = 1000000"),
+        ("mlp", IMAGES, {"hidden": 10_000, "depth": 12}, "has 1,108,060,010 parameters, more than 1,000,000,000"),
+        ("lstm", TEXT, {"hidden": 16_384}, "choose fewer"),
         ("lstm", TEXT, {"bidirectional": 1}, "true or false"),
         ("resnet18", COLOUR, {"norm": "layer"}, "group or batch"),
         ("resnet18", COLOUR, {"norm": 3}, "a word"),

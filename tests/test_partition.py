@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhyper.errors import DataError, UserError
-from fedhyper.sim.data.partition import KINDS, Partition, make_partition
+from fedhyper.sim.data.partition import Partition, make_partition
+from fedhyper.sim.registry import PARTITIONS
 
 LABELS = np.random.default_rng(3).integers(0, 10, 5_000)
 
@@ -26,7 +27,7 @@ def groups_of(n: int, count: int) -> list[np.ndarray]:
 def requests(draw: st.DrawFn) -> dict:
     labels = np.array(draw(st.lists(st.integers(0, 6), min_size=1, max_size=200)))
     clients = draw(st.integers(1, len(labels)))
-    kind = draw(st.sampled_from(KINDS))
+    kind = draw(st.sampled_from(PARTITIONS.names()))
     request = {
         "kind": kind,
         "labels": labels,
@@ -162,7 +163,7 @@ def test_a_hundred_thousand_clients_take_seconds() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "dirichlets"}, "did you mean dirichlet?"),
+        ({"kind": "dirichlets"}, "did you mean 'dirichlet'?"),
         ({"kind": "zipf"}, "choose one of iid"),
         ({"clients": 0}, "clients = 0"),
         ({"clients": True}, "clients = True"),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedhyper.sim.local.steps import make_step
+from fedhyper.sim.local.step import Start, make_step
 from fedhyper.sim.methods import Local
 from tests.sim_support import make_simulation, run
 
@@ -16,7 +16,7 @@ def rates_of(grads: list[float], *, epoch_steps: int, delta: float, cohort: int,
     """The rates with which one weight is stepped along these gradients, then the rate that would come next."""
     weights = torch.zeros(1)
     local = Local(kind="released", needs_delta=True)
-    step = make_step(local, weights, lr, len(grads), epoch_steps, torch.tensor([delta]), cohort)
+    step = make_step(local, weights, Start(lr, len(grads), epoch_steps, torch.tensor([delta]), cohort))
     for grad in grads:
         step.step(torch.tensor([grad]), 0.0)
     return [*step.rates(), float(step.lr)]

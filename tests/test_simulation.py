@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fedhyper.sim.data.tasks import load_task
-from fedhyper.sim.methods import METHODS, make_method
+from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
+from fedhyper.sim.registry import METHODS
 from fedhyper.sim.simulation import Simulation
 from tests.sim_support import batchnorm_net, make_simulation, run
 

@@ -6,21 +6,22 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedhyper.arrays import Array, inner, is_number
-from fedhyper.guard import check_positive, clamp
+from fedhyper.arrays import Array, inner
+from fedhyper.guard import clamp
 from fedhyper.schedulers import LRState
+from fedhyper.settings import check_settings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
     """lr_t = lr: plain FedAvg, for either rate."""
 
-    lr: float = 1.0
+    lr: float = setting(1.0, "initial rate", above=0)
     requires: ClassVar[tuple[str, ...]] = ()
     products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
+        check_settings(self)
 
     def init(self) -> LRState:
         """The rate."""
@@ -35,15 +36,15 @@ class Constant:
 class Decay:
     """lr_t = lr · factor^t, t the round counted from 0: the paper's Decay-G and Decay-SL with factor 0.995."""
 
-    lr: float = 1.0
-    factor: float = 0.995
+    lr: float = setting(1.0, "initial rate", above=0)
+    factor: float = setting(
+        0.995, "what a round multiplies the rate with; 1 is slowest", above=0, high=1, cure="1 holds the rate still"
+    )
     requires: ClassVar[tuple[str, ...]] = ()
     products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        if not (is_number(self.factor) and 0 < self.factor <= 1):
-            raise ValueError(f"factor must be in (0, 1], got {self.factor!r}; 1 holds the rate still")
+        check_settings(self)
 
     def init(self) -> LRState:
         """Round 0; ``before`` counts the updates, since nothing else has to be remembered."""
@@ -63,12 +64,12 @@ class FedExP:
     two iterates; that is the caller's part. There is no initial rate: the floor is 1, as published.
     """
 
-    epsilon: float = 1e-3
+    epsilon: float = setting(1e-3, "ε beside |Δ|²; raising it keeps the global rate nearer to 1", above=0)
     requires: ClassVar[tuple[str, ...]] = ("delta", "sq_norm")
     products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive("epsilon", self.epsilon)
+        check_settings(self)
 
     def init(self) -> LRState:
         """1, the floor."""

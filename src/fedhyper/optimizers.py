@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from fedhyper.arrays import Array, each, plus
+from fedhyper.settings import check_settings, setting
+
+_TAU = "τ, added to the root of the squares; raising it makes steps shorter and less adaptive"
 
 
 class Moments(NamedTuple):
@@ -36,11 +39,6 @@ class ServerOptimizer(Protocol):
         """The direction to move against, and the next state."""
 
 
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value < high:
-        raise ValueError(f"{name} must be in [{low:g}, {high:g}), got {value!r}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Average:
     """direction = Δ: FedAvg."""
@@ -60,11 +58,13 @@ class Average:
 class Momentum:
     """m_t = μ m_t-1 + Δ_t, direction = m_t: FedAvgM, the same as ``torch.optim.SGD(momentum=μ)`` on Δ."""
 
-    momentum: float = 0.9
+    momentum: float = setting(
+        0.9, "μ, share of the last server step in the next one; higher is smoother and slower to turn", low=0, below=1
+    )
     unitless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check("momentum", self.momentum, 0.0, 1.0)
+        check_settings(self)
 
     def init(self) -> Moments:
         """m = 0."""
@@ -80,11 +80,11 @@ class Momentum:
 class Adagrad:
     """v_t = v_t-1 + Δ_t², direction = Δ_t / (√v_t + τ): FedAdagrad."""
 
-    tau: float = 1e-3
+    tau: float = setting(1e-3, _TAU, low=1e-30, below=1e30)
     unitless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check("tau", self.tau, 1e-30, 1e30)
+        check_settings(self)
 
     def init(self) -> Moments:
         """v = τ²."""
@@ -100,15 +100,15 @@ class Adagrad:
 class Adam:
     """m_t = β1 m_t-1 + (1−β1) Δ_t, v_t = β2 v_t-1 + (1−β2) Δ_t², direction = m_t / (√v_t + τ): FedAdam."""
 
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    beta1: float = setting(
+        0.9, "β1, share of the old mean of deltas in the new one; higher is smoother", low=0, below=1
+    )
+    beta2: float = setting(0.99, "β2, the same of their squares; higher remembers longer", low=0, below=1)
+    tau: float = setting(1e-3, _TAU, low=1e-30, below=1e30)
     unitless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check("beta1", self.beta1, 0.0, 1.0)
-        _check("beta2", self.beta2, 0.0, 1.0)
-        _check("tau", self.tau, 1e-30, 1e30)
+        check_settings(self)
 
     def init(self) -> Moments:
         """m = 0, v = τ²."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from fedhyper.arrays import Array, cosine, elementwise, inner, is_number, isfinite, where
-from fedhyper.guard import check_positive, clamp
+from fedhyper.guard import clamp
+from fedhyper.settings import check_settings, setting
 
 
 class LRState(NamedTuple):
@@ -40,34 +41,28 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Hypergradient:
-    """The settings all three share.
+    """The settings all three share."""
 
-    lr         initial rate, > 0
-    bound      γ ≥ 1, a factor: the rate stays in [lr/γ, lr·γ]; 1 holds it still
-    bounds     "relative" as above, or "absolute": [1/γ, γ], the paper's letter
-    hypergrad  h: "inner" <a, b> (the paper), or "cosine" <a, b>/(|a||b|), free of scale
-    apply      "add" lr + κh (the paper), "relative" lr + κ·lr0·h, or "log" lr·exp(κh)
-    hyper_lr   κ > 0, step size of the rate itself
-    """
-
-    lr: float
-    bound: float
-    bounds: Literal["relative", "absolute"] = "relative"
-    hypergrad: Literal["inner", "cosine"] = "inner"
-    apply: Literal["add", "relative", "log"] = "add"
-    hyper_lr: float = 1.0
+    lr: float = setting(help="initial rate", above=0)
+    bound: float = setting(
+        help="γ: the rate stays in [lr/γ, lr·γ]; raising it lets the rate go further from its start",
+        unit="a factor",
+        low=1,
+        cure="use bound=1 to hold the rate still",
+    )
+    bounds: Literal["relative", "absolute"] = setting(
+        "relative", "[lr/γ, lr·γ], or the paper's letter [1/γ, γ]", choices=("relative", "absolute")
+    )
+    hypergrad: Literal["inner", "cosine"] = setting(
+        "inner", "h: <a, b> (the paper), or <a, b>/(|a||b|), free of scale", choices=("inner", "cosine")
+    )
+    apply: Literal["add", "relative", "log"] = setting(
+        "add", "lr + κh (the paper), lr + κ·lr0·h, or lr·exp(κh)", choices=("add", "relative", "log")
+    )
+    hyper_lr: float = setting(1.0, "κ, step size of the rate itself; raising it moves the rate faster", above=0)
 
     def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("hyper_lr", self.hyper_lr)
-        if not (is_number(self.bound) and math.isfinite(self.bound) and self.bound >= 1):
-            raise ValueError(
-                f"bound is a factor and must be at least 1, got {self.bound!r}; use bound=1 to hold the rate still"
-            )
-        known = {"bounds": "relative absolute", "hypergrad": "inner cosine", "apply": "add relative log"}
-        for name, words in known.items():
-            if getattr(self, name) not in words.split():
-                raise ValueError(f"{name} must be one of {', '.join(words.split())}, got {getattr(self, name)!r}")
+        check_settings(self)
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
@@ -146,18 +141,25 @@ class FedHyperSL(FedHyperG):
 class FedHyperCL(_Hypergradient):
     """FedHyper-CL: one client's local rate, every step. β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K), γ = 10.
 
-    local_steps  K, this client's number of local steps in this round; an array gives each of a batch its own
-    global_term  "add" as above (Eq. 20); "sign": <g_k, g_k-1> · (1 + ε sign<g_k, Δ_t-1>) (Algorithm 1); "off"
-    epsilon      ε of "sign"
-
+    ``local_steps`` is K, this client's number of local steps in this round; an array gives each of a batch its own.
     ``update(state, grad, delta)``; step 0 uses exactly the rate the server sent. In the first round Δ_t-1 is 0.
     """
 
     lr: float = 0.01
     bound: float = 10.0
     local_steps: Array
-    global_term: Literal["add", "sign", "off"] = "add"
-    epsilon: float = 0.1
+    global_term: Literal["add", "sign", "off"] = setting(
+        "add",
+        "how last round's Δ enters: + <g_k, Δ_t-1> / K (Eq. 20), · (1 + ε sign<g_k, Δ_t-1>) (Algorithm 1), or not",
+        choices=("add", "sign", "off"),
+    )
+    epsilon: float = setting(
+        0.1,
+        "ε of global_term = sign; raising it gives Δ_t-1 more say",
+        low=0,
+        high=1,
+        cure="above 1 it would turn the sign around",
+    )
     requires: ClassVar[tuple[str, ...]] = ("grad", "delta")
     products_only: ClassVar[bool] = True
 
@@ -166,10 +168,6 @@ class FedHyperCL(_Hypergradient):
         one = isinstance(self.local_steps, (bool, int, float))  # a batch of clients may have an array of them
         if one and (type(self.local_steps) is not int or self.local_steps < 1):
             raise ValueError(f"local_steps counts a client's steps in a round, at least 1, got {self.local_steps!r}")
-        if self.global_term not in ("add", "sign", "off"):
-            raise ValueError(f"global_term must be one of add, sign, off, got {self.global_term!r}")
-        if not (is_number(self.epsilon) and 0 <= self.epsilon <= 1):
-            raise ValueError(f"epsilon must be in [0, 1], got {self.epsilon!r}; above 1 it would turn the sign around")
 
     def update(self, state: LRState, grad: Array, delta: Array = 0.0) -> LRState:
         """The rate to take this step with. The state keeps a reference to ``grad``: do not write into it."""

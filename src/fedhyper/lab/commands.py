@@ -38,6 +38,10 @@ Workers = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but errors")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON lines, for programs")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="a module or file.py of yours to import first", show_default=False),
+]
 NoReport = Annotated[bool, typer.Option("--no-report", help="do not write report.html")]
 
 
@@ -98,6 +102,7 @@ def run(
     as_json: Json = False,
     no_report: NoReport = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also log for TensorBoard")] = False,
+    imports: Imports = None,
 ) -> None:
     """Run one experiment.
 
@@ -108,6 +113,7 @@ def run(
     fedhyper run experiments/fmnist.toml rounds=100 --resume
     """
     from fedhyper.lab.config.model import load_config
+    from fedhyper.lab.plugins import check_imports, import_modules
     from fedhyper.lab.running.display import make_display
     from fedhyper.lab.running.progress import Listener
 
@@ -116,13 +122,16 @@ def run(
     else:
         from fedhyper.lab.running.run import run_experiment
 
+    target = out or default_out(experiment, overrides or ())
+    import_modules(imports or ())
+    if resume:
+        check_imports(target)
     config = load_config(experiment, overrides or ())
     display: Listener = make_display(quiet=quiet, as_json=as_json)
     if tensorboard:
         from fedhyper.lab.running.tensorboard import TensorBoard
 
         display = TensorBoard(display)
-    target = out or default_out(experiment, overrides or ())
     run_experiment(config, target, resume=resume, workers=workers, device=device, display=display)
     if not no_report:
         say_report(target, quiet=quiet or as_json)
@@ -164,20 +173,25 @@ def sweep(
     quiet: Quiet = False,
     as_json: Json = False,
     no_report: NoReport = False,
+    imports: Imports = None,
 ) -> int:
     """Run a grid of experiments. The same command continues it, whatever ended it.
 
     fedhyper sweep experiments/fmnist.toml local_lr=0.001,0.01,0.1 seed=0..2 method=fedavg,fedhyper
     """
     from fedhyper.lab.config.model import read_toml
+    from fedhyper.lab.plugins import check_imports, import_modules
     from fedhyper.lab.sweep.display import make_sweep_display
     from fedhyper.lab.sweep.grid import make_cells, parse_axes
     from fedhyper.lab.sweep.run import run_sweep
 
+    target = out or Path("runs") / f"{experiment.stem}-sweep"
+    import_modules(imports or ())
+    for started in (target / "cells").glob("*/env.json"):
+        check_imports(started.parent)
     values = read_toml(experiment)
     fixed, grid = parse_axes(axes)
     cells = make_cells(values, fixed, grid, str(experiment))
-    target = out or Path("runs") / f"{experiment.stem}-sweep"
     outcomes = run_sweep(
         cells,
         target,
@@ -291,15 +305,18 @@ def partition(
     overrides: Overrides = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="also draw it: .png, .svg or .pdf")] = None,
     as_json: Json = False,
+    imports: Imports = None,
 ) -> None:
     """Who holds what: a table of the clients, and a picture.
 
     fedhyper partition experiments/fmnist.toml partition.concentration=0.1 --figure partition.png
     """
     from fedhyper.lab.config.model import load_config
+    from fedhyper.lab.plugins import import_modules
     from fedhyper.lab.results.partition_table import print_partition
     from fedhyper.lab.running.build import make_partition
 
+    import_modules(imports or ())
     config = load_config(experiment, overrides or ())
     _, split = make_partition(config)
     record = split.to_json()
@@ -313,6 +330,27 @@ def partition(
         plots.save(plots.partition_chart(record), figure, title=f"{config.task}: who holds what")
         if not as_json:
             print(f"picture: {figure}")
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one method", show_default=False)] = None,
+    as_json: Json = False,
+    imports: Imports = None,
+) -> None:
+    """Every method: what it does and what can be set of it; with a name, what each option does.
+
+    fedhyper methods fedhyper-g+cl
+    """
+    from fedhyper.lab.methods_table import describe, methods_table, print_methods
+    from fedhyper.lab.plugins import import_modules
+
+    import_modules(imports or ())
+    if not as_json:
+        print_methods(name)
+        return
+    for record in methods_table() if name is None else [describe(name)]:
+        print(json.dumps(record))
 
 
 @data_app.command("list")

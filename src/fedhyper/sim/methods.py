@@ -6,27 +6,28 @@ make_method("fedhyper-g+adam", local_lr=0.01, global_lr=0.1, tau=1e-2)
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 from fedhyper.automatic.auto import Auto
 from fedhyper.averages import Averaging, LastTwo
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.errors import UserError
-from fedhyper.optimizers import Adagrad, Adam, Momentum, ServerOptimizer, Yogi
+from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
+from fedhyper.settings import Setting, settings_of
+from fedhyper.sim.local.constants import DeltaConstants, PolyakConstants, ProximalConstants
+from fedhyper.sim.registry import METHODS, nearest, register_method
 
-LocalKind = Literal["sgd", "hyper", "released", "adam", "delta", "polyak"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
     """What a client runs. ``settings`` are those of its rule; ``proximal`` is FedProx's μ in g + μ (w − w_t)."""
 
-    kind: LocalKind = "sgd"
+    kind: str = "sgd"  # a name that register_local knows
     settings: dict[str, Any] = field(default_factory=dict)
     proximal: float = 0.0
     needs_delta: bool = False  # CL's global term: Δ_t-1 goes down with the weights
@@ -46,151 +47,216 @@ class Method:
     average: Averaging | None = None
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What a method is made from: both initial rates and the options that were set."""
+class Option(NamedTuple):
+    """What may be set of a method beyond the two rates: its default, and what the rule it belongs to says of it."""
 
     name: str
-    local_lr: float
-    global_lr: float
-    options: dict[str, Any]
+    default: Any
+    says: Setting
 
-    def pick(self, *names: str, **renamed: str) -> dict[str, Any]:
-        """The options among ``names`` that were set, under the names the rule knows them by."""
-        return {renamed.get(name, name): self.options[name] for name in names if name in self.options}
 
-    def method(self, *, global_rule: Rule | None = None, local_rule: Rule | None = None, **fields: Any) -> Method:
+class Given:
+    """What a method is made from: both initial rates, and the options that were set.
+
+    ``make`` builds a rule from them. Whatever it builds is asked for its settings, so the options of a method, their
+    defaults, ranges and texts are those of its parts, and nobody has to list them.
+    """
+
+    def __init__(self, name: str, local_lr: float, global_lr: float, options: dict[str, Any]) -> None:
+        self.name, self.local_lr, self.global_lr = name, local_lr, global_lr
+        self.taken: dict[str, Option] = {}
+        self._options = options
+        self._suffix: str | None = None
+
+    def make(self, kind: type[T], *, renamed: dict[str, str] | None = None, **fixed: Any) -> T:
+        """A ``kind`` (a dataclass of settings) with ``fixed`` values; its other settings become options of the method.
+
+        ``renamed`` says which option sets which of its settings, where the names differ: ``{"bound": "local_bound"}``.
+        """
+        values: dict[str, Any] = dict(fixed)
+        for one in fields(kind):  # type: ignore[arg-type]
+            if one.name in fixed or not isinstance(one.default, bool | int | float | str):
+                continue
+            option = (renamed or {}).get(one.name, one.name)
+            says = settings_of(kind).get(one.name, Setting(help=one.name, kind=type(one.default)))
+            known = self.taken.setdefault(option, Option(option, one.default, says))
+            if known.default != one.default:
+                raise UserError(f"option {option!r} of method {self.name!r} has two defaults; rename one of them")
+            if option in self._options:
+                values[one.name] = self._options[option]
+        return kind(**values)
+
+    def server(self, kind: type[ServerOptimizer], **fixed: Any) -> ServerOptimizer:
+        """The server's optimizer: ``kind``, or what stands behind the last ``+`` of the method's name."""
+        return Average() if self._suffix else self.make(kind, **fixed)
+
+    def method(self, *, global_rule: Rule | None = None, local_rule: Rule | None = None, **parts: Any) -> Method:
+        """A method with one rule for each rate, constant where none is given; ``parts`` are those of ``Method``."""
         plan = Pair(
             global_rule=global_rule or Constant(lr=self.global_lr),
             local_rule=local_rule or Constant(lr=self.local_lr),
         )
-        return Method(name=self.name, **{"plan": plan, **fields})
+        return Method(name=self.name, **{"plan": plan, **parts})
 
-    def g(self) -> FedHyperG:
-        return FedHyperG(lr=self.global_lr, **self.pick("global_bound", *_RATE, global_bound="bound"))
+    def finish(self, method: Method) -> Method:
+        """The server optimizer that the name asks for, in place of the method's own."""
+        if self._suffix is None:
+            return method
+        kind = SUFFIXES[self._suffix]
+        # fedhyper has a momentum of its own: the server's then has another name
+        renamed = {name: f"server_{name}" for name in settings_of(kind) if name in self.taken}
+        return replace(method, server=self.make(kind, renamed=renamed))
 
-    def sl(self) -> FedHyperSL:
-        return FedHyperSL(lr=self.local_lr, **self.pick("local_bound", *_RATE, local_bound="bound"))
-
-    def cl(self) -> Local:
-        # lr: the bound is around the initial rate, also when the server sends another one
-        settings = {"lr": self.local_lr, **self.pick(*_CL, local_bound="bound")}
-        FedHyperCL(local_steps=1, **settings)  # refuse bad settings now, and not on a client
-        return Local(kind="hyper", settings=settings, needs_delta=settings.get("global_term") != "off")
-
-
-@dataclass(frozen=True)
-class _Entry:
-    summary: str
-    options: tuple[str, ...]
-    make: Callable[[_Given], Method]
+    @classmethod
+    def build(cls, name: str, local_lr: float, global_lr: float, options: dict[str, Any]) -> tuple[Method, Given]:
+        """The method ``name``, and what was asked for while it was built."""
+        given = cls(name, local_lr, global_lr, options)
+        base, given._suffix = split_name(name)
+        return given.finish(METHODS.get(base).make(given)), given
 
 
-_RATE = ("bounds", "hypergrad", "apply", "hyper_lr")
-_G = ("global_bound", *_RATE)
-_SL = ("local_bound", *_RATE)
-_CL = (*_SL, "global_term", "epsilon")
-_MOMENTUM = ("momentum",)
-_ADAM = ("beta1", "beta2", "tau")
-_AUTO = tuple(f.name for f in fields(Auto) if f.name not in ("local_lr", "global_lr"))
-
-METHODS: dict[str, _Entry] = {
-    "fedhyper": _Entry(
-        "learning-rate-free: both rates found while training (= auto)",
-        _AUTO,
-        lambda s: Method(name=s.name, plan=Auto(local_lr=s.local_lr, global_lr=s.global_lr, **s.pick(*_AUTO))),
-    ),
-    "fedhyper-g": _Entry("FedHyper-G: the global rate, on the server", _G, lambda s: s.method(global_rule=s.g())),
-    "fedhyper-sl": _Entry("FedHyper-SL: the local rate, on the server", _SL, lambda s: s.method(local_rule=s.sl())),
-    "fedhyper-cl": _Entry("FedHyper-CL: the local rate, on each client", _CL, lambda s: s.method(local=s.cl())),
-    "fedhyper-cl-released": _Entry(
-        "FedHyper-CL as its authors' code has it: multiplied, at most +10 % a step, from steps and not gradients",
-        (),
-        lambda s: s.method(local=Local(kind="released", needs_delta=True)),
-    ),
-    "fedhyper-g+cl": _Entry(
-        "FedHyper-G and -CL, the paper's best", (*_G, *_CL), lambda s: s.method(global_rule=s.g(), local=s.cl())
-    ),
-    "fedhyper-g+sl": _Entry(
-        "FedHyper-G and -SL, one hypergradient for both rates",
-        (*_G, *_SL),
-        lambda s: s.method(global_rule=s.g(), local_rule=s.sl()),
-    ),
-    "fedavg": _Entry("constant rates", (), lambda s: s.method()),
-    "fedavgm": _Entry("server momentum", _MOMENTUM, lambda s: s.method(server=Momentum(**s.pick(*_MOMENTUM)))),
-    "fedadam": _Entry("Adam on the server", _ADAM, lambda s: s.method(server=Adam(**s.pick(*_ADAM)))),
-    "fedadagrad": _Entry("Adagrad on the server", ("tau",), lambda s: s.method(server=Adagrad(**s.pick("tau")))),
-    "fedyogi": _Entry("Yogi on the server", _ADAM, lambda s: s.method(server=Yogi(**s.pick(*_ADAM)))),
-    "fedexp": _Entry(
-        "FedExP: extrapolation from the clients' norms; there is no initial global rate",
-        ("epsilon",),
-        lambda s: s.method(global_rule=FedExP(**s.pick("epsilon")), average=LastTwo()),
-    ),
-    "decay-g": _Entry(
-        "the global rate × 0.995 a round",
-        ("factor",),
-        lambda s: s.method(global_rule=Decay(lr=s.global_lr, **s.pick("factor"))),
-    ),
-    "decay-sl": _Entry(
-        "the local rate × 0.995 a round",
-        ("factor",),
-        lambda s: s.method(local_rule=Decay(lr=s.local_lr, **s.pick("factor"))),
-    ),
-    "local-adam": _Entry("Adam on each client, fresh every round", (), lambda s: s.method(local=Local(kind="adam"))),
-    "fedprox": _Entry(
-        "a proximal term on each client",
-        ("mu",),
-        lambda s: s.method(local=Local(proximal=s.options.get("mu", 0.01))),
-    ),
-    "delta-sgd": _Entry(
-        "Δ-SGD: each client's rate from its local smoothness; there is no initial local rate",
-        ("gamma", "delta", "eta0"),
-        lambda s: s.method(local=Local(kind="delta", settings=s.pick("gamma", "delta", "eta0"))),
-    ),
-    "fedsps": _Entry(
-        "FedSPS: each client's Polyak rate, at most local_lr",
-        ("c", "floor"),
-        lambda s: s.method(local=Local(kind="polyak", settings=s.pick("c", "floor"))),
-    ),
-}
-_SUFFIXES: dict[str, tuple[tuple[str, ...], Callable[..., ServerOptimizer]]] = {
-    "momentum": (_MOMENTUM, Momentum),
-    "adam": (_ADAM, Adam),
-}
+SUFFIXES: dict[str, type[Momentum | Adam]] = {"momentum": Momentum, "adam": Adam}
 
 
-def _split(name: str) -> tuple[str, str | None]:
-    base, plus, suffix = name.rpartition("+")
-    return (base, suffix) if plus and suffix in _SUFFIXES and base in METHODS else (name, None)
+def split_name(name: str) -> tuple[str, str | None]:
+    """``fedavg+adam`` → (``fedavg``, ``adam``); ``fedhyper-g+cl`` is a name of its own."""
+    base, _, suffix = name.rpartition("+")
+    return (base, suffix) if suffix in SUFFIXES and base in METHODS else (name, None)
 
 
-def _did_you_mean(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
+def method_names() -> list[str]:
+    """Every name that ``make_method`` takes: each method, then each with ``+momentum`` and ``+adam``."""
+    return [*METHODS, *(f"{base}+{suffix}" for base in METHODS for suffix in SUFFIXES)]
 
 
-def option_names(name: str) -> tuple[str, ...]:
-    """The options that the method ``name`` takes; an unknown method is refused with the nearest known one."""
-    base, suffix = _split(name)
-    if base not in METHODS:
-        raise UserError(f"method '{name}' is not known; {_did_you_mean(name, list(METHODS))}")
-    return tuple(dict.fromkeys((*METHODS[base].options, *(_SUFFIXES[suffix][0] if suffix else ()))))
+def method_options(name: str) -> dict[str, Option]:
+    """The options of the method ``name``; an unknown method is refused with the nearest known one."""
+    return Given.build(name, 1.0, 1.0, {})[1].taken
 
 
 def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any) -> Method:
     """The method ``name`` from these initial rates; ``+momentum`` or ``+adam`` puts that optimizer on the server."""
-    known = option_names(name)
+    known = method_options(name)
     for option in options:
         if option not in known:
-            hint = _did_you_mean(option, list(known)) if known else "it has none"
-            raise UserError(f"options.{option} is not an option of method '{name}'; {hint}")
-    base, suffix = _split(name)
+            raise UserError(f"options.{option} is not an option of method '{name}'; {nearest(option, list(known))}")
     try:
-        method = METHODS[base].make(_Given(name, float(local_lr), float(global_lr), options))
-        if suffix is None:
-            return method
-        names, server = _SUFFIXES[suffix]
-        settings = {option: options[option] for option in names if option in options}
-        return replace(method, server=server(**settings))
+        return Given.build(name, float(local_lr), float(global_lr), options)[0]
     except (ValueError, TypeError) as error:  # a rule says which setting, which value, which cure
         raise UserError(f"method '{name}': {error}") from error
+
+
+# --- the methods ----------------------------------------------------------------------------------------------
+
+
+def _g(given: Given) -> FedHyperG:
+    return given.make(FedHyperG, lr=given.global_lr, renamed={"bound": "global_bound"})
+
+
+def _sl(given: Given) -> FedHyperSL:
+    return given.make(FedHyperSL, lr=given.local_lr, renamed={"bound": "local_bound"})
+
+
+def _cl(given: Given) -> Local:
+    # lr: the bound is around the initial rate, also when the server sends another one
+    rule = given.make(FedHyperCL, lr=given.local_lr, local_steps=1, renamed={"bound": "local_bound"})
+    settings = {name: value for name, value in asdict(rule).items() if name != "local_steps"}
+    return Local(kind="hyper", settings=settings, needs_delta=rule.global_term != "off")
+
+
+@register_method("fedhyper", "learning-rate-free: both rates found while training (= auto)")
+def _fedhyper(given: Given) -> Method:
+    return Method(name=given.name, plan=given.make(Auto, local_lr=given.local_lr, global_lr=given.global_lr))
+
+
+@register_method("fedhyper-g", "FedHyper-G: the global rate, on the server")
+def _fedhyper_g(given: Given) -> Method:
+    return given.method(global_rule=_g(given))
+
+
+@register_method("fedhyper-sl", "FedHyper-SL: the local rate, on the server")
+def _fedhyper_sl(given: Given) -> Method:
+    return given.method(local_rule=_sl(given))
+
+
+@register_method("fedhyper-cl", "FedHyper-CL: the local rate, on each client")
+def _fedhyper_cl(given: Given) -> Method:
+    return given.method(local=_cl(given))
+
+
+@register_method(
+    "fedhyper-cl-released",
+    "FedHyper-CL as its authors' code has it: multiplied, at most +10 % a step, from steps and not gradients",
+)
+def _fedhyper_cl_released(given: Given) -> Method:
+    return given.method(local=Local(kind="released", needs_delta=True))
+
+
+@register_method("fedhyper-g+cl", "FedHyper-G and -CL, the paper's best")
+def _fedhyper_g_cl(given: Given) -> Method:
+    return given.method(global_rule=_g(given), local=_cl(given))
+
+
+@register_method("fedhyper-g+sl", "FedHyper-G and -SL, one hypergradient for both rates")
+def _fedhyper_g_sl(given: Given) -> Method:
+    return given.method(global_rule=_g(given), local_rule=_sl(given))
+
+
+@register_method("fedavg", "constant rates")
+def _fedavg(given: Given) -> Method:
+    return given.method()
+
+
+@register_method("fedavgm", "server momentum")
+def _fedavgm(given: Given) -> Method:
+    return given.method(server=given.server(Momentum))
+
+
+@register_method("fedadam", "Adam on the server")
+def _fedadam(given: Given) -> Method:
+    return given.method(server=given.server(Adam))
+
+
+@register_method("fedadagrad", "Adagrad on the server")
+def _fedadagrad(given: Given) -> Method:
+    return given.method(server=given.server(Adagrad))
+
+
+@register_method("fedyogi", "Yogi on the server")
+def _fedyogi(given: Given) -> Method:
+    return given.method(server=given.server(Yogi))
+
+
+@register_method("fedexp", "FedExP: extrapolation from the clients' norms; there is no initial global rate")
+def _fedexp(given: Given) -> Method:
+    return given.method(global_rule=given.make(FedExP), average=LastTwo())
+
+
+@register_method("decay-g", "the global rate × 0.995 a round")
+def _decay_g(given: Given) -> Method:
+    return given.method(global_rule=given.make(Decay, lr=given.global_lr))
+
+
+@register_method("decay-sl", "the local rate × 0.995 a round")
+def _decay_sl(given: Given) -> Method:
+    return given.method(local_rule=given.make(Decay, lr=given.local_lr))
+
+
+@register_method("local-adam", "Adam on each client, fresh every round")
+def _local_adam(given: Given) -> Method:
+    return given.method(local=Local(kind="adam"))
+
+
+@register_method("fedprox", "a proximal term on each client")
+def _fedprox(given: Given) -> Method:
+    return given.method(local=Local(proximal=given.make(ProximalConstants).mu))
+
+
+@register_method("delta-sgd", "Δ-SGD: each client's rate from its local smoothness; there is no initial local rate")
+def _delta_sgd(given: Given) -> Method:
+    return given.method(local=Local(kind="delta", settings=asdict(given.make(DeltaConstants))))
+
+
+@register_method("fedsps", "FedSPS: each client's Polyak rate, at most local_lr")
+def _fedsps(given: Given) -> Method:
+    return given.method(local=Local(kind="polyak", settings=asdict(given.make(PolyakConstants))))

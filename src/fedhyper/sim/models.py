@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import inspect
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhyper.errors import UserError
+from fedhyper.sim.keywords import checked_options
+from fedhyper.sim.registry import MODELS, register_model
 from fedhyper.sim.rng import generator
 
 Shape = tuple[int, ...]
+MAX_PARAMETERS = 1_000_000_000  # 4 GB, and a server keeps several copies
+_LARGE = 1_024  # options up to this one are not worth counting parameters for
 
 
 def make_model(name: str, shape: Shape, classes: int, *, seed: int, tokens: bool = False, **options: Any) -> nn.Module:
@@ -26,24 +29,38 @@ def make_model(name: str, shape: Shape, classes: int, *, seed: int, tokens: bool
     ``tokens`` says that inputs are numbers of characters below ``classes``. ``options`` are the keyword
     arguments of the model's function below, for example ``make_model("resnet18", ..., width=16)``.
     """
-    if name not in MODELS:
-        raise UserError(f"there is no model {name!r}; {_hint(name, MODELS)}")
-    builder, needs = MODELS[name]
+    entry = MODELS.get(name)
     given = "characters" if tokens else "images" if len(shape) == 3 else "vectors"
-    if given not in needs:
-        fitting = ", ".join(other for other, (_, needed) in MODELS.items() if given in needed)
-        raise UserError(f"model {name} reads {' or '.join(needs)}, the task has {given} of {shape}; use {fitting}")
-    _check_options(name, builder, options)
-    # torch's constructors draw from the global generator; its state is put back, their numbers are replaced.
+    if given not in entry.reads:
+        fitting = ", ".join(other for other in MODELS if given in MODELS.get(other).reads)
+        raise UserError(
+            f"model {name} reads {' or '.join(entry.reads)}, the task has {given} of {shape}; use {fitting}"
+        )
+    build = partial(entry.build, tuple(shape), classes, **checked_options(f"model {name}", entry.build, options))
+    _check_size(name, build, options)
+    # torch's constructors draw from the global generator; its state is put back, and most of their numbers are
+    # replaced. What ``initialise`` has no rule for keeps them: so they are seeded, too.
     with torch.random.fork_rng(devices=[]):
-        model = builder(tuple(shape), classes, **options)
+        torch.manual_seed(int(generator(seed, "model").integers(2**63)))
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {name}: its function must return a torch.nn.Module, got {type(model).__name__}")
     initialise(model, seed)
     return model
 
 
-def model_names() -> list[str]:
-    """Every model there is."""
-    return list(MODELS)
+def _check_size(name: str, build: Callable[[], nn.Module], options: dict[str, Any]) -> None:
+    """Refuse a model too large for any machine of ours, before torch tries to have the memory."""
+    large = {key: value for key, value in options.items() if type(value) is int and value > _LARGE}
+    if not large:
+        return
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # shapes without memory
+        count = parameter_count(build())
+    if count > MAX_PARAMETERS:
+        asked = ", ".join(f"{key} = {value:,}" for key, value in large.items())
+        raise UserError(
+            f"model {name} with {asked} has {count:,} parameters, more than {MAX_PARAMETERS:,}; choose fewer"
+        )
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -67,38 +84,43 @@ def initialise(model: nn.Module, seed: int) -> None:
     """Draw every parameter from ``generator(seed, "model", its name)``, with torch's default distributions.
 
     Linear and convolution: uniform within ±1/√fan_in. LSTM: uniform within ±1/√hidden. Embedding: standard
-    normal. Normalisation: weight 1, bias 0.
+    normal. Normalisation: weight 1, bias 0. A layer of another kind keeps what its constructor drew.
     """
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
+            fan_in = _fan_in(module)
             rng = generator(seed, "model", f"{prefix}.{name}")
             shape = tuple(parameter.shape)
             if isinstance(module, nn.GroupNorm | nn.BatchNorm2d | nn.LayerNorm):
                 values = np.full(shape, 1.0 if name == "weight" else 0.0, np.float32)
             elif isinstance(module, nn.Embedding):
                 values = rng.standard_normal(shape, np.float32)
+            elif fan_in is None:
+                continue
             else:
-                bound = 1 / math.sqrt(_fan_in(module))
+                bound = 1 / math.sqrt(fan_in)
                 values = (2 * rng.random(shape, np.float32) - 1) * np.float32(bound)
             parameter.copy_(torch.from_numpy(values))
 
 
-def _fan_in(module: nn.Module) -> int:
+def _fan_in(module: nn.Module) -> int | None:
     if isinstance(module, nn.LSTM):
         return module.hidden_size
     if isinstance(module, nn.Linear | nn.Conv2d):
         return module.weight[0].numel()
-    raise TypeError(f"no rule to initialise a {type(module).__name__}")
+    return None
 
 
 # --- the models: each function's keyword arguments are the options a user may set -----------------------------
 
 
+@register_model("logistic", reads=("images", "vectors"))
 def logistic(shape: Shape, classes: int) -> nn.Module:
     """Softmax regression."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
+@register_model("mlp", reads=("images", "vectors"))
 def mlp(shape: Shape, classes: int, *, hidden: int = 200, depth: int = 1) -> nn.Module:
     """``depth`` hidden layers of ``hidden`` units with ReLU."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -109,6 +131,7 @@ def mlp(shape: Shape, classes: int, *, hidden: int = 200, depth: int = 1) -> nn.
     return nn.Sequential(*layers, nn.Linear(width, classes))
 
 
+@register_model("cnn", reads=("images",))
 def cnn(shape: Shape, classes: int) -> nn.Module:
     """Two 5×5 convolutions (16 and 32 channels, padding 2), each pooled by 2, then a linear layer.
 
@@ -130,6 +153,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     )
 
 
+@register_model("resnet18", reads=("images",))
 def resnet18(shape: Shape, classes: int, *, width: int = 64, norm: str = "group") -> nn.Module:
     """ResNet-18 with the 3×3 stem for small images; ``width`` channels in the first stage, 8 × that in the last.
 
@@ -181,6 +205,7 @@ class ResidualBlock(nn.Module):
         return F.relu(self.shortcut(x) + self.body(x))
 
 
+@register_model("lstm", reads=("characters",))
 def lstm(
     shape: Shape, classes: int, *, embedding: int = 8, hidden: int = 256, layers: int = 2, bidirectional: bool = False
 ) -> nn.Module:
@@ -208,6 +233,7 @@ class CharacterLSTM(nn.Module):
         return scores
 
 
+@register_model("transformer", reads=("characters",))
 def transformer(shape: Shape, classes: int, *, width: int = 64, depth: int = 2, heads: int = 4) -> nn.Module:
     """A small character transformer: causal self-attention, normalisation first, no dropout."""
     if width % heads:
@@ -252,17 +278,6 @@ class AttentionBlock(nn.Module):
         return after
 
 
-# What each model can read.
-MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[str, ...]]] = {
-    "logistic": (logistic, ("images", "vectors")),
-    "mlp": (mlp, ("images", "vectors")),
-    "cnn": (cnn, ("images",)),
-    "resnet18": (resnet18, ("images",)),
-    "lstm": (lstm, ("characters",)),
-    "transformer": (transformer, ("characters",)),
-}
-
-
 def check_batches(model: nn.Module, example: Tensor, sizes: Iterable[int], batch_size: int) -> None:
     """Refuse BatchNorm where a client's last batch is one example that leaves one number a channel: no variance."""
     single = next((client for client, size in enumerate(sizes) if size % batch_size == 1 or batch_size == 1), None)
@@ -275,24 +290,3 @@ def check_batches(model: nn.Module, example: Tensor, sizes: Iterable[int], batch
             f"batch_size = {batch_size} leaves client {single} a batch of one example, from which this model's "
             'BatchNorm has no variance to take; choose another batch_size, or norm = "group"'
         ) from error
-
-
-def _hint(name: str, among: Any) -> str:
-    near = difflib.get_close_matches(str(name), among, n=1)
-    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(among)}" if among else "it has none"
-
-
-def _check_options(model: str, builder: Callable[..., nn.Module], options: dict[str, Any]) -> None:
-    """Each option is one the model has, of its default's type, and positive if it is a number."""
-    known = {
-        name: parameter.default
-        for name, parameter in inspect.signature(builder).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    for name, value in options.items():
-        if name not in known:
-            raise UserError(f"model {model} has no option {name!r}; {_hint(name, known)}")
-        kind = type(known[name])
-        if type(value) is not kind or (kind is int and value < 1):
-            wanted = "a whole number, at least 1" if kind is int else "true or false" if kind is bool else "a word"
-            raise UserError(f"{name} = {value!r} of model {model} must be {wanted}")

@@ -18,17 +18,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedhyper.errors import UserError
-from fedhyper.lab.config.options import Options, Rate, Strict, option_defaults
-from fedhyper.sim.methods import make_method, option_names
+from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
+from fedhyper.sim.keywords import Later, checked_options, keyword_options
+from fedhyper.sim.methods import make_method, method_options
+from fedhyper.sim.registry import PARTITIONS, TASKS, nearest
 
 MAX_BYTES = 1 << 20
 # tomllib takes minutes for a key of 50,000 parts; every start is at the start of a part, so this search is linear.
 _DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
-# The model a task is trained with unless the config says otherwise; a registered task of one's own names its own.
-DEFAULT_MODELS = {"digits": "logistic", "mnist": "cnn", "fmnist": "cnn", "cifar10": "resnet18", "shakespeare": "lstm"}
 # What may differ between a run and its continuation: how long, how often looked at, when to stop.
 CHANGEABLE = frozenset(
     [
@@ -42,17 +42,49 @@ CHANGEABLE = frozenset(
     ]
 )
 
+Rate = Annotated[float, Field(gt=0, le=1e6)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Limit = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
-class PartitionConfig(Strict):
-    """Who holds what."""
+Name = Annotated[str, Field(max_length=100)]
+Plain = bool | int | float | str
 
-    kind: Literal["iid", "dirichlet", "shards", "natural"] = Field("dirichlet", description="how examples are split")
+
+class Strict(BaseModel):
+    """A table of the config: no unknown keys, no conversions, no NaN."""
+
+    # Not pydantic's lax mode: it would take "3" for 3 and true for 1.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class PartitionConfig(Strict):
+    """Who holds what; a kind of one's own may have further keys, the keyword arguments of its function."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str = Field("dirichlet", min_length=1, max_length=100, description="how examples are split")
     concentration: float = Field(0.5, ge=1e-3, le=1e6, description="of dirichlet: small is skewed, large is even")
     shards_per_client: int = Field(2, ge=1, le=10_000, description="of shards: pieces of one class each client gets")
     min_size: int = Field(1, ge=1, le=1_000_000, description="fewest examples a client may hold")
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> Self:
+        split = PARTITIONS.get(self.kind).split
+        if self.model_extra:
+            known = [*PartitionConfig.model_fields, *keyword_options(split)]
+            for name in self.model_extra:
+                if name not in known:
+                    hint = did_you_mean(name, known, prefix="partition.")
+                    raise ValueError(f"key 'partition.{printable(name)}' is not known; {hint}")
+            checked_options(f"partition kind {self.kind}", split, self.model_extra)
+        return self
+
+    def values(self) -> dict[str, Any]:
+        """Every key, the own ones of its kind included."""
+        split = PARTITIONS.get(self.kind).split
+        own = {} if isinstance(split, Later) else keyword_options(split)  # those of the built-in kinds are all above
+        return {**own, **self.model_dump()}
 
 
 class Config(Strict):
@@ -86,8 +118,8 @@ class Config(Strict):
     partition: PartitionConfig = Field(
         default_factory=lambda: PartitionConfig.model_validate({}), description="who holds what"
     )
-    options: Options = Field(default_factory=lambda: Options.model_validate({}), description="the method's options")
-    model_options: dict[Annotated[str, Field(max_length=100)], bool | int | float | str] = Field(
+    options: dict[Name, Plain] = Field(default_factory=dict, description="the method's options")
+    model_options: dict[Name, Plain] = Field(
         default_factory=dict, description="the model's options, such as norm or width of resnet18"
     )
 
@@ -96,8 +128,8 @@ class Config(Strict):
     def _fill_model(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("model", "") == "":
             task = given.get("task", cls.model_fields["task"].default)
-            if isinstance(task, str) and task in DEFAULT_MODELS:
-                return {**given, "model": DEFAULT_MODELS[task]}
+            if isinstance(task, str) and task in TASKS:
+                return {**given, "model": TASKS.get(task).model}
         return given
 
     @model_validator(mode="after")
@@ -106,30 +138,34 @@ class Config(Strict):
             raise ValueError(f"clients_per_round = {self.clients_per_round} must not exceed clients = {self.clients}")
         if self.stop_at_target and not self.target_accuracy:
             raise ValueError("stop_at_target = true needs a target_accuracy above 0, got 0")
-        if self.partition.kind == "natural" and self.task in DEFAULT_MODELS and self.task != "shakespeare":
+        if self.partition.kind == "natural" and not TASKS.get(self.task).natural:
             raise ValueError(
                 f'partition.kind = "natural": task {self.task} has no natural clients; use dirichlet, shards or iid'
             )
-        known = option_names(self.method)  # refuses an unknown method
-        if self.carry and "global_term" not in known:
+        TASKS.get(self.task)  # refuses an unknown one
+        known = method_options(self.method)
+        if self.carry and not has_client_rate(self.method):
             raise ValueError(
                 f"carry = true is for methods with FedHyper-CL, such as fedhyper-g+cl, not '{self.method}'"
             )
-        for name in self.options.model_fields_set:
-            if name not in known and getattr(self.options, name) is not None:
-                takes = f"it takes {', '.join(known)}" if known else "it takes none"
-                raise ValueError(f"options.{name} is not an option of method '{self.method}'; {takes}")
+        for name, value in self.options.items():
+            if name not in known:
+                raise ValueError(unknown_option(printable(name), self.method))
+            if not known[name].says.accepts(value):
+                raise ValueError(f"options.{name} = {shown(value)} must be {known[name].says.allowed}")
         make_method(self.method, local_lr=self.local_lr, global_lr=self.global_lr, **self.method_options)
         return self
 
     @property
     def method_options(self) -> dict[str, Any]:
-        """The options that are set."""
-        return self.options.model_dump(exclude_none=True)
+        """The options that are set; 1 is 1.0 where a number need not be whole."""
+        known = method_options(self.method)
+        return {k: float(v) if known[k].says.kind is float else v for k, v in self.options.items()}
 
     def values(self) -> dict[str, Any]:
         """Plain values, tables as dicts, the method's own defaults for its options: what ``config.toml`` holds."""
         values = self.model_dump()
+        values["partition"] = self.partition.values()
         values["options"] = option_defaults(self.method) | self.method_options
         return {key: 0.0 if value == 0 and isinstance(value, float) else value for key, value in values.items()}
 
@@ -170,12 +206,9 @@ def _explain(key: str, error: Any) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "extra_forbidden":
-        table, _, name = key.rpartition(".")
-        known = list(_TABLES[table].model_fields)
-        hint = did_you_mean(name, known, prefix=f"{table}." if table else "")
-        return f"key '{printable(key)}' is not known; {hint}"
+        return f"key '{printable(key)}' is not known; {did_you_mean(key, list(Config.model_fields))}"
     value = error["input"]
-    if key.startswith("model_options."):
+    if key.startswith(("options.", "model_options.")):
         return f"{printable(key)} = {shown(value)} must be a finite number, a string, true or false"
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
@@ -201,13 +234,9 @@ def _explain(key: str, error: Any) -> str:
     return f"{printable(key)} = {shown(value)} must be {expected}"
 
 
-_TABLES: dict[str, type[BaseModel]] = {"": Config, "partition": PartitionConfig, "options": Options}
-
-
 def did_you_mean(word: str, known: Sequence[str], prefix: str = "") -> str:
     """The nearest of the known names, or all of them."""
-    near = _nearest(word, known)
-    return f"did you mean '{prefix}{near}'?" if near else f"known: {', '.join(known)}"
+    return nearest(word, known, prefix)
 
 
 def _nearest(word: str, known: Sequence[str]) -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import fedhyper
 from fedhyper.errors import UserError
 from fedhyper.lab.config.model import Config, printable
+from fedhyper.lab.plugins import imported
 
 if TYPE_CHECKING:
     from fedhyper.sim.data.partition import Partition
@@ -35,13 +36,11 @@ def make_partition(config: Config) -> tuple[Task, Partition]:
     task = _load_task(config.task, config.subset)
     partition = split(
         config.partition.kind,
-        task.train_y.numpy(),
+        task.labels,
         config.clients,
         seed=config.seed,
-        concentration=config.partition.concentration,
-        shards_per_client=config.partition.shards_per_client,
-        min_size=config.partition.min_size,
         groups=task.groups,
+        **config.partition.model_dump(exclude={"kind"}),
     )
     return task, partition
 
@@ -111,6 +110,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "git": _commit(),
+        "imports": imported(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

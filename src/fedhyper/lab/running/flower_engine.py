@@ -29,6 +29,7 @@ from fedhyper.flower.client import identify
 from fedhyper.flower.layout import pack, view
 from fedhyper.flower.nodes import Roster
 from fedhyper.lab.config.model import Config, dump, make_config, parse_toml
+from fedhyper.lab.plugins import import_inherited
 from fedhyper.lab.running.build import cores, make_simulation
 from fedhyper.lab.running.progress import Listener, Summary
 from fedhyper.lab.running.run import run_experiment as run_here
@@ -175,6 +176,7 @@ def make_client_app(config: str) -> ClientApp:
 @cache
 def _engine(config: str) -> Engine:
     """The slow twin, with its data; a worker process serves many clients."""
+    import_inherited()
     return make_simulation(_sequential(make_config(parse_toml(config.encode(), "config"))), workers=1).engine
 
 

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.lab.config.model import make_config, printable
+from fedhyper.lab.plugins import import_inherited
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.progress import Record, Silent
 from fedhyper.lab.running.run import Run, run_experiment
@@ -49,6 +50,7 @@ def run_cell(order: dict[str, Any], out: IO[str]) -> dict[str, Any]:
     """Run or continue one cell; the last message about it comes back."""
     path = Path(order["out"])
     try:
+        import_inherited()
         config = make_config(order["config"], str(path))
         summary = run_experiment(
             config, path, resume=path.exists(), workers=order["workers"], device=order["device"], display=_Report(out)

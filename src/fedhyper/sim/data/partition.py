@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
 import hashlib
-import heapq
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedhyper.errors import DataError, UserError
+from fedhyper.sim.data.splits import Split
+from fedhyper.sim.keywords import checked_options, keyword_options
+from fedhyper.sim.registry import PARTITIONS
 from fedhyper.sim.rng import generator
 
 Indices = npt.NDArray[np.int64]
 
-KINDS = ("iid", "dirichlet", "shards", "natural")
-MAX_CONCENTRATION = 1e6  # far beyond the point where a Dirichlet split is an even one
-MIN_CONCENTRATION = 1e-3  # one client a class; below, the draws underflow
+SHARED = ("concentration", "shards_per_client")  # options that a config always has
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +127,9 @@ def make_partition(
     clients: int,
     *,
     seed: int,
-    concentration: float = 0.5,
-    shards_per_client: int = 2,
     min_size: int = 1,
     groups: Sequence[Indices] | None = None,
+    **options: Any,
 ) -> Partition:
     """Split the examples with these ``labels`` (integers from 0) among ``clients``.
 
@@ -140,51 +137,28 @@ def make_partition(
     - ``dirichlet``: of each class, client ``i`` gets the share ``p_i``, ``p ~ Dirichlet(concentration)``.
     - ``shards``: sorted by label, cut into ``clients × shards_per_client`` pieces, dealt at random.
     - ``natural``: the data's own ``groups``, the smallest ones merged until ``clients`` are left.
+    - or a kind of your own, by ``register_partition``.
 
-    A client below ``min_size`` is filled up with random examples of the largest clients, so any request that
+    ``options`` are those of the kind; ``concentration`` and ``shards_per_client`` may be given to any, as a config
+    does. A client below ``min_size`` is filled up with random examples of the largest clients, so any request that
     can be met is met at once.
     """
-    y = np.asarray(labels)
-    _check(kind, y, clients, concentration, shards_per_client, min_size, groups)
+    entry, y = PARTITIONS.get(kind), np.asarray(labels)
+    _check(y, clients, min_size)
+    taken, own = keyword_options(entry.split), {k: v for k, v in options.items() if k not in SHARED}
+    settings = {name: value for name, value in options.items() if name in taken}
+    settings |= checked_options(f"partition kind {kind}", entry.split, own)
     y = y.astype(np.int64)
-    if kind == "natural":
-        assert groups is not None
-        return _natural(groups, len(y), clients, min_size)
     rng = generator(seed, "partition")
-    if kind == "iid":
-        owners = _even(rng.permutation(len(y)), clients)
-    elif kind == "dirichlet":
-        owners = _dirichlet(rng, y, clients, concentration)
-    else:
-        owners = _shards(rng, y, clients, shards_per_client)
-    return Partition.from_owners(kind, _repair(rng, owners, clients, min_size), clients, y)
-
-
-def _even(order: Indices, parts: int) -> Indices:
-    """Cut ``order`` into ``parts`` runs, equal to within one: the run each element falls into."""
-    owners = np.empty(len(order), np.int64)
-    owners[order] = np.arange(len(order)) * parts // len(order)
-    return owners
-
-
-def _dirichlet(rng: np.random.Generator, labels: Indices, clients: int, concentration: float) -> Indices:
-    # The shares are not capped at n / clients, as some published code does: a cap makes large clients even and
-    # leaves the last ones what nobody else took.
-    owners = np.empty(len(labels), np.int64)
-    shuffled = rng.permutation(len(labels))
-    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    for members in np.split(by_class, np.cumsum(np.bincount(labels))[:-1]):
-        share = rng.dirichlet(np.full(clients, concentration))
-        cuts = np.rint(np.cumsum(share)[:-1] * len(members)).astype(np.int64)
-        owners[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
-    return owners
-
-
-def _shards(rng: np.random.Generator, labels: Indices, clients: int, shards_per_client: int) -> Indices:
-    shards = clients * shards_per_client
-    shuffled = rng.permutation(len(labels))
-    shard = _even(shuffled[np.argsort(labels[shuffled], kind="stable")], shards)
-    return (rng.permutation(shards) // shards_per_client)[shard]
+    given = Split(rng, y, clients, min_size, groups)
+    owners = np.asarray(entry.split(given, **settings))
+    if owners.shape != y.shape or owners.dtype.kind not in "iu" or owners.min() < 0 or owners.max() >= clients:
+        raise UserError(
+            f"partition kind {kind}: its function must return one owner an example, {len(y):,} whole numbers "
+            f"from 0 to {clients - 1}, got {owners.dtype} of shape {owners.shape}"
+        )
+    owners = _repair(rng, owners.astype(np.int64), clients, min_size)
+    return Partition.from_owners(kind, owners, clients, y if entry.labelled else None)
 
 
 def _repair(rng: np.random.Generator, owners: Indices, clients: int, min_size: int) -> Indices:
@@ -214,43 +188,11 @@ def _repair(rng: np.random.Generator, owners: Indices, clients: int, min_size: i
     return repaired
 
 
-def _natural(groups: Sequence[Indices], n: int, clients: int, min_size: int) -> Partition:
-    """Largest group first, each to the client that holds least: the large ones stay alone, the small ones merge."""
-    owners = np.full(n, -1)
-    held = [(0, i) for i in range(clients)]
-    for group in sorted(groups, key=len, reverse=True):
-        size, i = heapq.heappop(held)
-        owners[group] = i
-        heapq.heappush(held, (size + len(group), i))
-    if sum(map(len, groups)) != n or (owners < 0).any():
-        raise UserError("groups must hold every training example exactly once")
-    smallest = min(held)[0]
-    if smallest < min_size:
-        raise UserError(f"clients = {clients} leaves a natural client {smallest} examples; lower clients or min_size")
-    return Partition.from_owners("natural", owners, clients)
-
-
-def _check(
-    kind: str,
-    labels: npt.NDArray[Any],
-    clients: int,
-    concentration: float,
-    shards_per_client: int,
-    min_size: int,
-    groups: Sequence[Indices] | None,
-) -> None:
-    if kind not in KINDS:
-        near = difflib.get_close_matches(str(kind), KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(KINDS)}"
-        raise UserError(f"there is no partition kind {kind!r}; {hint}")
+def _check(labels: npt.NDArray[Any], clients: int, min_size: int) -> None:
     if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         raise UserError(f"labels must be a list of integers from 0, got {labels.dtype} of shape {labels.shape}")
     n = len(labels)
-    for name, value, least in (
-        ("clients", clients, 1),
-        ("shards_per_client", shards_per_client, 1),
-        ("min_size", min_size, 0),
-    ):
+    for name, value, least in (("clients", clients, 1), ("min_size", min_size, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise UserError(f"{name} = {value!r} must be a whole number, at least {least}")
     if clients * max(min_size, 1) > n:
@@ -258,19 +200,3 @@ def _check(
             f"{clients:,} clients with at least {max(min_size, 1)} of {n:,} examples each is impossible; "
             f"use clients <= {n // max(min_size, 1)}" + (" or a lower min_size" if min_size > 1 else "")
         )
-    if kind == "shards" and clients * shards_per_client > n:
-        raise UserError(
-            f"shards_per_client = {shards_per_client} for {clients:,} clients needs "
-            f"{clients * shards_per_client:,} examples, there are {n:,}; lower either"
-        )
-    if kind == "dirichlet" and not (
-        math.isfinite(concentration) and MIN_CONCENTRATION <= concentration <= MAX_CONCENTRATION
-    ):
-        raise UserError(
-            f"concentration = {concentration} must lie between {MIN_CONCENTRATION:g} and {MAX_CONCENTRATION:g}; "
-            "for an even split use kind = iid"
-        )
-    if kind == "natural" and groups is None:
-        raise UserError("this task has no natural clients; use kind = dirichlet, shards or iid")
-    if kind == "natural" and groups is not None and clients > len(groups):
-        raise UserError(f"clients = {clients} is more than the {len(groups)} natural clients; use that or fewer")

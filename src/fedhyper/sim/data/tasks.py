@@ -1,50 +1,39 @@
-"""Tasks: training and test tensors, ready to be split among clients.
+"""Tasks: training and test tensors, ready to be split among clients, and how a model's outputs are judged.
 
-A task is one function that returns a ``Task``; ``register_task`` gives it a name. See docs/your-own-task.md.
+A task is one function that returns a ``Task``; ``register_task`` gives it a name. See docs/extend.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import gzip
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedhyper.errors import DataError, UserError
-from fedhyper.sim.data.files import Bytes, data_dir, load_files
+from fedhyper.errors import UserError
+from fedhyper.sim.data.objectives import CLASSES, Objective, split_labels
+from fedhyper.sim.registry import TASKS
 from fedhyper.sim.rng import generator
 
 Indices = npt.NDArray[np.int64]
 
-# Mean and standard deviation of each channel of the training images, on the scale 0 to 1.
-NORMALISE = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "fmnist": ((0.2860,), (0.3530,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-}
-# 79 characters and slot 0 for any other: 80 classes as in LEAF, whose own table lacks the $ of tiny-shakespeare.
-CHARACTERS = "\n !\"$&'(),-.0123456789:;?[]ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-VOCABULARY = 1 + len(CHARACTERS)
-SEQUENCE = 80
-TRAIN_STRIDE, TEST_STRIDE = 20, 40
-TRAIN_SHARE = 0.8
-
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What to learn: inputs, integer targets, and the model that fits.
+    """What to learn: inputs, targets, and how a model's outputs are judged.
 
-    ``train_x`` is float32 (images ``[n, c, h, w]``, or any shape a model of yours takes) or int64 (characters
-    ``[n, length]``); ``train_y`` is int64 ``[n]`` with values 0 to ``classes`` − 1; likewise the test set.
-    ``groups`` holds the training indices of each natural client, where the data has them.
+    train_x    float32 (images ``[n, c, h, w]``, or any shape a model of yours takes) or int64 (characters
+               ``[n, length]``)
+    train_y    what ``objective`` asks for: int64 ``[n]`` with values 0 to ``classes`` − 1 unless it says otherwise
+    test_x, test_y   likewise, for the evaluation
+    classes    how many classes there are, which is how many outputs a model has; 1 for yes or no, and for regression
+               how many numbers a target is
+    model      the model it is trained with unless the config says otherwise; ``load_task`` fills it in
+    groups     the training indices of each natural client, where the data has them
+    objective  the loss and the score; cross-entropy and accuracy by default
     """
 
     name: str
@@ -53,17 +42,13 @@ class Task:
     test_x: Tensor
     test_y: Tensor
     classes: int
-    model: str
+    model: str = ""
     groups: tuple[Indices, ...] | None = None
+    objective: Objective = CLASSES
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            if x.ndim < 2 or len(x) == 0 or y.shape != (len(x),):
-                self._refuse(f"{part}_x has shape {tuple(x.shape)} and {part}_y {tuple(y.shape)}", "[n, ...] and [n]")
-            if x.dtype not in (torch.float32, torch.int64) or y.dtype != torch.int64:
-                self._refuse(f"{part}_x is {x.dtype} and {part}_y {y.dtype}", "float32 (or int64 characters) and int64")
-            if int(y.min()) < 0 or int(y.max()) >= self.classes:
-                self._refuse(f"{part}_y runs from {int(y.min())} to {int(y.max())}", f"0 to {self.classes - 1}")
+            self._check_targets(part, x, y)
             if not all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):  # a NaN is both ends
                 self._refuse(f"{part}_x has values that are not finite", "finite numbers")
         if self.train_x.shape[1:] != self.test_x.shape[1:]:
@@ -72,6 +57,24 @@ class Task:
             seen = np.bincount(np.concatenate(self.groups), minlength=len(self.train_x))
             if len(seen) != len(self.train_x) or not (seen == 1).all():
                 self._refuse("groups do not hold every training index exactly once", "a split of the training set")
+
+    def _check_targets(self, part: str, x: Tensor, y: Tensor) -> None:
+        kind = self.objective.targets
+        dims = {"sequence": (2,), "number": (1, 2)}.get(kind, (1,))
+        if x.ndim < 2 or len(x) == 0 or len(y) != len(x) or y.ndim not in dims:
+            shape = {"sequence": "[n, length]", "number": "[n] or [n, k]"}.get(kind, "[n]")
+            self._refuse(f"{part}_x has shape {tuple(x.shape)} and {part}_y {tuple(y.shape)}", f"[n, ...] and {shape}")
+        wanted = torch.float32 if kind == "number" else torch.int64
+        if x.dtype not in (torch.float32, torch.int64) or y.dtype != wanted:
+            name = str(wanted).removeprefix("torch.")
+            self._refuse(f"{part}_x is {x.dtype} and {part}_y {y.dtype}", f"float32 (or int64 characters) and {name}")
+        if kind == "number":
+            if not bool(torch.isfinite(y).all()):
+                self._refuse(f"{part}_y has values that are not finite", "finite numbers")
+            return
+        highest = 1 if kind == "yes-no" else self.classes - 1
+        if int(y.min()) < 0 or int(y.max()) > highest:
+            self._refuse(f"{part}_y runs from {int(y.min())} to {int(y.max())}", f"0 to {highest}")
 
     def _refuse(self, what: str, expected: str) -> None:
         raise UserError(f"task {self.name}: {what}; expected {expected}")
@@ -85,6 +88,12 @@ class Task:
     def tokens(self) -> bool:
         """Whether inputs are numbers of characters rather than measurements."""
         return not self.train_x.is_floating_point()
+
+    @property
+    def labels(self) -> Indices:
+        """A whole number a training example, for partitions that split by label; tenths of the range of numbers."""
+        labels: Indices = split_labels(self.objective, self.train_y).numpy()
+        return labels
 
     def subset(self, size: int) -> Task:
         """The same task with ``size`` training examples, always the same ones; the test set stays whole."""
@@ -102,174 +111,13 @@ class Task:
         return dataclasses.replace(self, train_x=self.train_x[rows], train_y=self.train_y[rows], groups=groups)
 
 
-_TASKS: dict[str, Callable[[], Task]] = {}
-
-
-def register_task(name: str) -> Callable[[Callable[[], Task]], Callable[[], Task]]:
-    """Decorate a function without arguments that returns a ``Task``: ``load_task(name)`` then calls it."""
-    if name in BUILT_IN:
-        raise UserError(f"task {name!r} is built in; register yours under another name")
-
-    def register(function: Callable[[], Task]) -> Callable[[], Task]:
-        _TASKS[name] = function
-        return function
-
-    return register
-
-
-def task_names() -> list[str]:
-    """Every task that can be loaded: the built-in ones, then those registered."""
-    return [*BUILT_IN, *_TASKS]
-
-
 def load_task(name: str, *, subset: int | None = None) -> Task:
     """The task of this name, whole or with ``subset`` training examples."""
-    function = BUILT_IN.get(name) or _TASKS.get(name)
-    if function is None:
-        near = difflib.get_close_matches(name, task_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(task_names())}"
-        raise UserError(f"there is no task {name!r}; {hint}")
-    task = function()
+    entry = TASKS.get(name)
+    task = entry.load()
     if not isinstance(task, Task):
         raise UserError(f"task {name!r}: its function must return a Task, got {type(task).__name__}")
+    if (task.groups is not None) != entry.natural:
+        raise UserError(f"task {name!r}: register it with natural=True if it has groups, and only then")
+    task = dataclasses.replace(task, model=task.model or entry.model)
     return task if subset is None else task.subset(subset)
-
-
-def digits() -> Task:
-    """scikit-learn's embedded handwritten digits: 1×8×8, values 0 to 1, 1437 for training and 360 for the test.
-
-    The split is fixed: of the images in order of class, shuffled within it, every fifth goes to the test.
-    """
-    table = _digits_table()
-    images = torch.from_numpy(table[:, :64].astype(np.float32) / 16).reshape(-1, 1, 8, 8)
-    labels = table[:, 64]
-    order = generator(0, "digits").permutation(len(labels))
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    test = np.sort(by_class[::5])
-    train = np.setdiff1d(order, test)
-    y = torch.from_numpy(labels)
-    return Task("digits", images[train], y[train], images[test], y[test], classes=10, model="logistic")
-
-
-def _digits_table() -> Indices:
-    """1797 rows of 64 pixels (0 to 16) and a label."""
-    spec = find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("task digits needs scikit-learn; pip install 'fedhyper[sim]'")
-    file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    if file.is_file():  # importing sklearn.datasets takes seconds, its file milliseconds; a test compares them
-        with gzip.open(file, "rt") as lines:
-            return np.array([line.split(",") for line in lines], np.float64).astype(np.int64)
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return np.column_stack([bunch.data, bunch.target]).astype(np.int64)
-
-
-def mnist() -> Task:
-    """Handwritten digits, 1×28×28, 60,000 and 10,000."""
-    return _grey_images("mnist")
-
-
-def fmnist() -> Task:
-    """Fashion-MNIST: pieces of clothing, 1×28×28, 60,000 and 10,000."""
-    return _grey_images("fmnist")
-
-
-def cifar10() -> Task:
-    """CIFAR-10: photographs of ten kinds of things, 3×32×32, 50,000 and 10,000."""
-    *train, (test_x, test_y) = load_files("cifar10")
-    return _image_task("cifar10", [x for x, _ in train], [y for _, y in train], test_x, test_y, model="resnet18")
-
-
-def _grey_images(name: str) -> Task:
-    train_x, train_y, test_x, test_y = load_files(name)
-    return _image_task(name, [train_x[:, None]], [train_y], test_x[:, None], test_y, model="cnn")
-
-
-def _image_task(
-    name: str, train_x: Sequence[Bytes], train_y: Sequence[Bytes], test_x: Bytes, test_y: Bytes, model: str
-) -> Task:
-    return Task(
-        name,
-        _normalised(name, train_x),
-        torch.from_numpy(np.concatenate(train_y).astype(np.int64)),
-        _normalised(name, [test_x]),
-        torch.from_numpy(test_y.astype(np.int64)),
-        classes=10,
-        model=model,
-    )
-
-
-def _normalised(name: str, parts: Sequence[Bytes]) -> Tensor:
-    """(x / 255 − mean) / std, per channel, in float32, of all parts one after the other."""
-    mean, std = (np.array(values, np.float32)[:, None, None] for values in NORMALISE[name])
-    scale, shift = 1 / (255 * std), mean / std
-    out = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), np.float32)
-    start = 0
-    for part in parts:
-        for i in range(0, len(part), 64):  # 64 images stay in the cache between the two passes
-            images = part[i : i + 64]
-            block = out[start : start + len(images)]
-            np.multiply(images, scale, out=block)
-            block -= shift
-            start += len(images)
-    return torch.from_numpy(out)
-
-
-def shakespeare() -> Task:
-    """Next character from the 80 before it (LEAF's task), one natural client a speaking role.
-
-    Inputs are int64 ``[n, 80]``, the target is the single character that follows. The first 80 % of a role's
-    text gives its training sequences, the rest its test sequences, so no character is in both. A new
-    sequence starts every 20 characters in training and every 40 in the test (LEAF: every one, 16 × as many).
-    Roles whose last 20 % is shorter than one sequence and its target are left out.
-    """
-    (roles,) = load_files("shakespeare")
-    train, test, groups, start = [], [], [], 0
-    for said in roles.values():
-        numbers = encode(said)
-        cut = int(TRAIN_SHARE * len(numbers))
-        if len(numbers) - cut <= SEQUENCE:
-            continue
-        train.append(_windows(numbers[:cut], TRAIN_STRIDE))
-        test.append(_windows(numbers[cut:], TEST_STRIDE))
-        groups.append(np.arange(start, start + len(train[-1])))
-        start += len(train[-1])
-    if not groups:
-        raise DataError(
-            f"{data_dir() / 'shakespeare' / 'input.txt'} has no role with {5 * SEQUENCE + 1} characters; "
-            "run `fedhyper data fetch shakespeare` for the published text"
-        )
-    train_all, test_all = (torch.from_numpy(np.concatenate(part)) for part in (train, test))
-    return Task(
-        "shakespeare",
-        train_all[:, :-1].contiguous(),
-        train_all[:, -1].contiguous(),
-        test_all[:, :-1].contiguous(),
-        test_all[:, -1].contiguous(),
-        classes=VOCABULARY,
-        model="lstm",
-        groups=tuple(groups),
-    )
-
-
-def encode(text: str) -> Indices:
-    """The number of each character: its place in ``CHARACTERS`` counted from 1, 0 if it is not there."""
-    table = np.zeros(128, np.int64)  # every character of ours is ASCII, and 127 is none of them
-    table[[ord(c) for c in CHARACTERS]] = np.arange(1, VOCABULARY)
-    numbers: Indices = table[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), 127)]
-    return numbers
-
-
-def _windows(numbers: Indices, stride: int) -> Indices:
-    return np.lib.stride_tricks.sliding_window_view(numbers, SEQUENCE + 1)[::stride].astype(np.int64)
-
-
-BUILT_IN: dict[str, Callable[[], Task]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fmnist": fmnist,
-    "cifar10": cifar10,
-    "shakespeare": shakespeare,
-}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedhyper.sim.data.objectives import CLASSES
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.methods import Local
@@ -71,10 +72,10 @@ class Engine(Protocol):
         """The clients' replies, in the order of ``tasks`` however many workers there are."""
 
     def evaluate(self, sent: Sent) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set."""
+        """The task's loss and its score (accuracy, unless it says otherwise) on the test set, means per example."""
 
     def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
-        """Accuracy on each client's own training examples."""
+        """The mean score on each client's own training examples."""
 
     def close(self) -> None:
         """Give threads and settings back."""
@@ -90,12 +91,12 @@ def make_engine(
     device: str,
     dtype: torch.dtype,
 ) -> Engine:
-    """The slow twin, or the fast engine that suits the model: clients stacked for linear layers, else threads."""
+    """The slow twin, or the fast engine that suits: clients stacked for softmax on linear layers, else threads."""
     if kind == "sequential":
         from fedhyper.sim.engines.sequential import SequentialEngine
 
         return SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
-    if linear_layers(model) is not None and dtype == torch.float32:
+    if task.objective is CLASSES and linear_layers(model) is not None and dtype == torch.float32:
         from fedhyper.sim.engines.stacked import StackedEngine
 
         return StackedEngine(model=model, task=task, local=local, workers=workers, device=device)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedhyper.client import DeltaSGD, HyperSGD, PolyakSGD
+from fedhyper.sim.data.objectives import mean_score
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent, gather, scatter
+from fedhyper.sim.local.step import Start, make_optimizer
 from fedhyper.sim.methods import Local
 
 _EVAL_BATCH = 500
@@ -38,21 +37,14 @@ class SequentialEngine:
     def _train_client(self, task: ClientTask, sent: Sent) -> Reply:
         self._load(sent)
         self.model.train()
-        optimizer = self._optimizer(sent, task)
+        start = Start(sent.local_lr, len(task.batches), task.epoch_steps, sent.delta, sent.cohort)
+        optimizer = make_optimizer(self.local, self._trainable(), start)
         losses, rates = [], []
         for batch in task.batches:
-            index = torch.from_numpy(batch)
-            optimizer.zero_grad()
-            loss = cross_entropy(self.model(self._inputs(self.task.train_x[index])), self._targets(index))
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.local.proximal:
-                self._pull_towards(sent.weights)
-            losses.append(loss.item())
-            if isinstance(optimizer, _ReleasedSGD):  # its rate of this step; the others' is known after it
-                rates.append(optimizer.lr)
-            optimizer.step(loss=losses[-1]) if isinstance(optimizer, PolyakSGD) else optimizer.step()
-            if not isinstance(optimizer, _ReleasedSGD):
-                rates.append(float(optimizer.param_groups[0]["lr"]))
+            losses.append(
+                float(optimizer.step(partial(self._gradient, optimizer, torch.from_numpy(batch), sent.weights)))
+            )
+            rates.append(float(optimizer.param_groups[0]["lr"]))
         return Reply.of(
             task,
             rates,
@@ -62,6 +54,16 @@ class SequentialEngine:
             first_loss=losses[0],
             mean_loss=sum(losses) / len(losses),
         )
+
+    def _gradient(self, optimizer: torch.optim.Optimizer, index: Tensor, origin: Tensor) -> float:
+        """The batch's loss; its gradient is left in the parameters. What torch calls a closure."""
+        optimizer.zero_grad()
+        targets = self.task.train_y[index].to(self.device)
+        loss = self.task.objective.loss(self.model(self._inputs(self.task.train_x[index])), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.local.proximal:
+            self._pull_towards(origin)
+        return loss.item()
 
     def _trainable(self) -> list[nn.Parameter]:
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -81,21 +83,6 @@ class SequentialEngine:
         scatter(sent.buffers, self._buffers(floating=True))
         scatter(sent.counters, self._buffers(floating=False))
 
-    def _optimizer(self, sent: Sent, task: ClientTask) -> torch.optim.Optimizer:
-        parameters, settings = self._trainable(), dict(self.local.settings)
-        if self.local.kind == "hyper":
-            settings["initial_lr"] = settings.pop("lr")
-            return HyperSGD(parameters, sent.local_lr, **settings, local_steps=len(task.batches), delta=sent.delta)
-        if self.local.kind == "released":
-            return _ReleasedSGD(parameters, sent, task.epoch_steps)
-        if self.local.kind == "delta":
-            return DeltaSGD(parameters, **settings)
-        if self.local.kind == "polyak":
-            return PolyakSGD(parameters, lr=sent.local_lr, **settings)
-        if self.local.kind == "adam":
-            return torch.optim.Adam(parameters, lr=sent.local_lr)
-        return torch.optim.SGD(parameters, lr=sent.local_lr)
-
     def _pull_towards(self, weights: Tensor) -> None:
         """FedProx: g + μ (w − w_t)."""
         for parameter in self._trainable():
@@ -107,67 +94,29 @@ class SequentialEngine:
     def _inputs(self, x: Tensor) -> Tensor:
         return x.to(self.device, self.dtype if x.is_floating_point() else x.dtype)
 
-    def _targets(self, index: Tensor) -> Tensor:
-        return self.task.train_y[index].to(self.device)
-
     @torch.no_grad()
-    def _correct(self, x: Tensor, y: Tensor) -> tuple[float, int]:
-        """Summed loss and number of right answers."""
+    def _scores(self, x: Tensor, y: Tensor) -> tuple[float, float]:
+        """Mean loss and mean score."""
         self.model.eval()
-        loss, correct = 0.0, 0
+        loss, scores = 0.0, []
         for i in range(0, len(x), _EVAL_BATCH):
             outputs = self.model(self._inputs(x[i : i + _EVAL_BATCH])).float()
             targets = y[i : i + _EVAL_BATCH].to(self.device)
-            loss += cross_entropy(outputs, targets, reduction="sum").item()
-            correct += int((outputs.argmax(1) == targets).sum())
-        return loss, correct
+            loss += self.task.objective.summed_loss(outputs, targets)
+            scores.append(self.task.objective.score(outputs, targets))
+        return loss / len(x), mean_score(torch.cat(scores))
 
     def evaluate(self, sent: Sent) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set."""
+        """Mean loss and mean score on the test set."""
         self._load(sent)
-        loss, correct = self._correct(self.task.test_x, self.task.test_y)
-        return loss / len(self.task.test_y), correct / len(self.task.test_y)
+        return self._scores(self.task.test_x, self.task.test_y)
 
     def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
-        """Accuracy on each client's own training examples."""
+        """The mean score on each client's own training examples."""
         self._load(sent)
         own = [torch.from_numpy(partition.client(i)) for i in range(len(partition.sizes))]
-        return [self._correct(self.task.train_x[i], self.task.train_y[i])[1] / len(i) for i in own]
+        return [self._scores(self.task.train_x[i], self.task.train_y[i])[1] for i in own]
 
     def close(self) -> None:
         """Give torch its threads back."""
         torch.set_num_threads(self._threads)
-
-
-class _ReleasedSGD(torch.optim.SGD):
-    """The authors' released client rule in their terms: differences of parameters, after − before."""
-
-    def __init__(self, parameters: list[nn.Parameter], sent: Sent, epoch_steps: int) -> None:
-        super().__init__(parameters, lr=sent.local_lr)
-        self.initial, self.ratio, self.taken = sent.local_lr, 1.0, 0
-        self.epoch_steps, self.cohort = epoch_steps, sent.cohort
-        vector = parameters_to_vector(parameters).detach()
-        self.last_round = torch.zeros_like(vector) if sent.delta is None else -sent.delta.to(vector)
-        self.last = self.last_round
-
-    @property
-    def lr(self) -> float:
-        """The rate of the next step."""
-        return self.initial * self.ratio
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """A step of SGD, then the rate of the one after it."""
-        parameters = self.param_groups[0]["params"]
-        before = parameters_to_vector(parameters).detach()
-        self.param_groups[0]["lr"] = self.lr
-        super().step()
-        first_of_epoch = self.taken % self.epoch_steps == 0
-        self.taken += 1
-        if first_of_epoch:
-            return
-        moved = parameters_to_vector(parameters).detach() - before
-        factor = 1 + float(moved.double() @ self.last.double())
-        factor += 0.1 * float(moved.double() @ self.last_round.double()) / self.cohort
-        if math.isfinite(factor):
-            self.ratio = min(max(self.ratio * min(1.1, factor), 0.1), 10.0)
-        self.last = moved

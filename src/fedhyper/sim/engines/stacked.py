@@ -20,9 +20,10 @@ from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
 from fedhyper.sim.engines.threads import keep_freed_memory
-from fedhyper.sim.local.steps import make_step
+from fedhyper.sim.local.step import Start, make_step
 from fedhyper.sim.methods import Local
 from fedhyper.sim.models import linear_layers
+from fedhyper.sim.registry import LOCALS
 
 Views = list[tuple[Tensor, Tensor]]
 
@@ -93,7 +94,8 @@ class StackedEngine:
         delta = None if sent.delta is None else sent.delta.to(weights.device)
         epochs = np.array([tasks[i].epoch_steps for i in order])
         lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
-        step = make_step(self.local, weights, sent.local_lr, lengths[0], lengths[1], delta, sent.cohort)
+        step = make_step(self.local, weights, Start(sent.local_lr, lengths[0], lengths[1], delta, sent.cohort))
+        needs_loss = LOCALS.get(self.local.kind).needs_loss
         grads = [torch.empty_like(weights), torch.empty_like(weights)]  # CL compares with the one before
         log_p = torch.zeros_like(wanted)
         inputs = self.train_x.new_empty(len(tasks) * width, self.train_x.shape[1])
@@ -114,7 +116,7 @@ class StackedEngine:
             for k, (rows, right, share, found) in enumerate(zip(*(c.unbind() for c in columns), strict=True), start):
                 torch.index_select(self.train_x, 0, rows, out=x)
                 self._gradient(views, batch, right, share, out=outs[k % 2], log_p=found)
-                loss = (found * right).sum((1, 2)) if self.local.kind == "polyak" else None
+                loss = (found * right).sum((1, 2)) if needs_loss else None
                 step.step(mine[k % 2], loss)
         deltas = sent.weights - weights.cpu()
         losses = -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu()

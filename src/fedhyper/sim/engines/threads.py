@@ -17,13 +17,13 @@ from queue import SimpleQueue
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedhyper.client.vectors import FlatModel
+from fedhyper.sim.data.objectives import Objective, mean_score
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent, gather, scatter
-from fedhyper.sim.local.steps import make_step
+from fedhyper.sim.local.step import Start, make_step
 from fedhyper.sim.methods import Local
 
 _EVAL_BATCH = 500
@@ -64,7 +64,10 @@ class _Data:
 class _Worker:
     """A model on flat buffers, allocated once."""
 
-    def __init__(self, model: nn.Module, local: Local, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, local: Local, objective: Objective, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.objective = objective
         self.model = copy.deepcopy(model).to(device, dtype)
         self.flat = FlatModel(self.model, channels_last=True)
         self.local = local
@@ -91,13 +94,13 @@ class _Worker:
         delta = None
         if sent.delta is not None:
             delta = self._copy(sent.delta, torch.empty_like(flat.weights), to_standard=False)
-        lengths = (len(task.batches), task.epoch_steps)
-        step = make_step(self.local, flat.weights, sent.local_lr, *lengths, delta, sent.cohort)
+        start = Start(sent.local_lr, len(task.batches), task.epoch_steps, delta, sent.cohort)
+        step = make_step(self.local, flat.weights, start)
         losses = []
         flat.zero_grad()
         for batch in task.batches:
             x, y = data.batch(torch.from_numpy(batch).to(data.y.device))
-            loss = cross_entropy(self.model(x), y)
+            loss = self.objective.loss(self.model(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
             step.step(flat.grad, losses[-1])
@@ -114,11 +117,11 @@ class _Worker:
 
     @torch.no_grad()
     def score(self, data: _Data, index: Tensor) -> tuple[float, Tensor]:
-        """Summed loss of the examples, and whether each answer is right."""
+        """Summed loss of the examples, and the score of each."""
         self.model.eval()
         x, y = data.batch(index)
         outputs = self.model(x).float()
-        return cross_entropy(outputs, y, reduction="sum").item(), outputs.argmax(1) == y
+        return self.objective.summed_loss(outputs, y), self.objective.score(outputs, y)
 
 
 class ThreadEngine:
@@ -134,7 +137,7 @@ class ThreadEngine:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._workers = [_Worker(model, local, place, dtype) for _ in range(workers)]
+        self._workers = [_Worker(model, local, task.objective, place, dtype) for _ in range(workers)]
         for worker in self._workers:
             self._idle.put(worker)
         self._pool = ThreadPoolExecutor(workers)
@@ -158,7 +161,7 @@ class ThreadEngine:
             self._idle.put(worker)
 
     def _scores(self, sent: Sent, data: _Data) -> tuple[float, Tensor]:
-        """Summed loss and right answers over all of ``data``, in batches of a fixed size shared among the workers."""
+        """Summed loss and scores over all of ``data``, in batches of a fixed size shared among the workers."""
         for worker in self._workers:
             worker.load(sent)
 
@@ -171,18 +174,18 @@ class ThreadEngine:
                 self._idle.put(worker)
 
         parts = list(self._pool.map(one, range(0, len(data.y), _EVAL_BATCH)))
-        return sum(loss for loss, _ in parts), torch.cat([right for _, right in parts])
+        return sum(loss for loss, _ in parts), torch.cat([scores for _, scores in parts])
 
     def evaluate(self, sent: Sent) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set."""
-        loss, right = self._scores(sent, self._test)
-        return loss / len(right), int(right.sum()) / len(right)
+        """Mean loss and mean score on the test set."""
+        loss, scores = self._scores(sent, self._test)
+        return loss / len(scores), mean_score(scores)
 
     def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
-        """Accuracy on each client's own training examples."""
-        right = self._scores(sent, self._train)[1].cpu()
+        """The mean score on each client's own training examples."""
+        scores = self._scores(sent, self._train)[1].cpu()
         own = [torch.from_numpy(partition.client(i)) for i in range(len(partition.sizes))]
-        return [float(right[i].double().mean()) for i in own]
+        return [float(scores[i].double().mean()) for i in own]
 
     def close(self) -> None:
         """End the workers and give torch its threads back."""

@@ -1,0 +1,40 @@
+"""The constants of the clients' rules, apart from the rules, which need torch: a config is checked without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedhyper.settings import check_settings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProximalConstants:
+    """FedProx: g + μ (w − w_t)."""
+
+    mu: float = setting(0.01, "μ; raising it holds clients nearer to the weights they were sent", low=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaConstants:
+    """Δ-SGD, as its paper has them."""
+
+    gamma: float = setting(2.0, "γ, trust in the measured smoothness; raising it raises the rate", above=0)
+    delta: float = setting(0.1, "δ, how fast the rate may grow; raising it lets it grow faster", low=0)
+    eta0: float = setting(0.2, "the rate of a client's first step in a round", above=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolyakConstants:
+    """FedSPS, as its paper has them."""
+
+    c: float = setting(0.5, "c, divides the Polyak step; raising it lowers the rate", above=0)
+    floor: float = setting(0.0, "a lower bound of the loss, in its unit; 0 suits cross-entropy")
+
+    def __post_init__(self) -> None:
+        check_settings(self)

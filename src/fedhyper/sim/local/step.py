@@ -1,0 +1,97 @@
+"""What a client optimizer is, twice: fast on flat vectors, slow as a torch optimizer.
+
+The fast one serves one client ``[d]``, or a stack of clients ``[n, d]`` that step together; its rates are floats for
+one client and ``[n]`` tensors for a stack. The slow one is read to know what the fast one does; tests hold them equal.
+Each rule is one file of this folder, which has both and registers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedhyper.sim.registry import LOCALS
+
+if TYPE_CHECKING:
+    from fedhyper.sim.methods import Local
+
+Rate = Any  # float, or a tensor [n]
+
+
+class Start(NamedTuple):
+    """What a client knows when its round begins; for a stack, ``local_steps`` and ``epoch_steps`` have one a row."""
+
+    lr: float  # β_t, the rate the server sent
+    local_steps: Any  # K, the steps of this round
+    epoch_steps: Any  # those of one pass over its data
+    delta: Tensor | None = None  # Δ_t-1, flat, for the rules whose method has needs_delta
+    cohort: int = 1  # M, how many clients the server asks
+    settings: dict[str, Any] = {}  # noqa: RUF012  # those of the rule, from Local.settings; never written to
+    proximal: float = 0.0  # FedProx's μ
+
+
+SlowTwin = Callable[[list[nn.Parameter], Start], torch.optim.Optimizer]
+
+
+class LocalStep:
+    """Plain SGD, and what the others share: w ← w − β · direction, FedProx's pull, and the record of the rates.
+
+    A rule of your own overrides ``rate``. Clients of a stack are sorted by their number of steps; ``grad`` has the
+    first n rows, those still at work, so whatever a rule remembers it reads with ``rows``.
+    """
+
+    def __init__(self, weights: Tensor, start: Start) -> None:
+        self.weights, self.start = weights, start
+        self.lr: Rate = start.lr
+        self.origin = weights.clone() if start.proximal else None
+        self.before: Any = None  # the gradient of the step before, for the rules that compare
+        self.steps = 0
+        self._rates: list[Rate] = []
+
+    def step(self, grad: Tensor, loss: Rate) -> None:
+        """One local step, in place."""
+        if self.weights.shape != grad.shape:  # clients of the stack have finished
+            self.weights = self.weights[: len(grad)]
+        weights = self.weights
+        if self.origin is not None:
+            grad.add_(weights - rows(self.origin, grad), alpha=self.start.proximal)
+        rate, direction = self.rate(grad, loss)
+        self._rates.append(rate)
+        self.steps += 1
+        if isinstance(rate, float):
+            weights.sub_(direction, alpha=rate)
+        else:
+            weights.addcmul_(direction, rate.to(weights.dtype).unsqueeze(-1), value=-1)
+
+    def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
+        """The rate of this step and the direction it is taken against.
+
+        ``loss`` is the batch's: a float, or ``[n]`` in a stack, where it is None unless the rule ``needs_loss``.
+        """
+        return self.lr, grad
+
+    def rates(self, row: int | None = None) -> list[float]:
+        """Every rate one client has used: those of ``row`` in a stack."""
+        return [
+            rate if isinstance(rate, float) else float(rate[row])
+            for rate in self._rates
+            if isinstance(rate, float) or row is None or row < len(rate)
+        ]
+
+
+def rows(value: Tensor, grad: Tensor) -> Tensor:
+    """``value`` for the clients still at work."""
+    return value if grad.ndim == 1 else value[: len(grad)]
+
+
+def make_step(local: Local, weights: Tensor, start: Start) -> LocalStep:
+    """The fast optimizer for ``weights`` ``[d]`` or ``[n, d]``."""
+    return LOCALS.get(local.kind).fast(weights, start._replace(settings=local.settings, proximal=local.proximal))
+
+
+def make_optimizer(local: Local, parameters: list[nn.Parameter], start: Start) -> torch.optim.Optimizer:
+    """The slow one, for one client's parameters; FedProx's pull is the caller's part."""
+    return LOCALS.get(local.kind).slow(parameters, start._replace(settings=local.settings))
