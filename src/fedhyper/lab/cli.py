@@ -15,7 +15,7 @@ from fedhyper.errors import UserError
 
 # Which extra brings the package that is missing.
 _EXTRAS = {
-    "sim": ("torch", "numpy", "pooch", "pydantic", "typer", "click", "rich", "safetensors", "sklearn", "requests"),
+    "sim": ("torch", "numpy", "pooch", "pydantic", "typer", "rich", "safetensors", "sklearn", "requests"),
     "report": ("altair", "vl_convert", "narwhals"),
     "flower": ("flwr", "ray"),
     "tensorboard": ("tensorboard",),
