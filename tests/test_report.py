@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -401,10 +402,10 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.
     out.parent.mkdir()
     out.write_text("old")
 
-    def full(self: Path, target: Path) -> Path:
+    def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StorageError, match="No space left on device"):
         write_report([tmp_path / "run"], out)
     assert out.read_text() == "old"
@@ -414,9 +415,9 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.
 def test_a_missing_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "run", rounds=3)
     monkeypatch.setitem(sys.modules, "altair", None)
-    for name in ("plots", "figures"):
-        monkeypatch.delitem(sys.modules, f"fedhyper.lab.{name}", raising=False)
-        monkeypatch.delattr(f"fedhyper.lab.{name}", raising=False)
+    for name in [name for name in sys.modules if name.startswith("fedhyper.lab.results.")]:
+        monkeypatch.delattr(name, raising=False)  # from the package, which remembers what was imported
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UserError, match=r"pip install 'fedhyper\[report\]'"):
         report.write_report([tmp_path / "run"], tmp_path / "report.html")
     assert "fedavg" in headline_table([tmp_path / "run"], "md"), "tables need no extra"

@@ -6,14 +6,13 @@ names as paths, and expressions are code. Such strings are data values and title
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fedhyper.errors import StorageError, UserError
+from fedhyper.errors import UserError
+from fedhyper.storage.files import write_new
 
 try:
     import altair as alt
@@ -101,27 +100,7 @@ def save(chart: Chart, path: Path, *, title: str | None = None) -> Path:
             content = vl_convert.vegalite_to_pdf(spec)
         case other:
             raise UserError(f"figure {path.name} has the suffix {other!r}; use .png, .svg or .pdf")
-    return write_atomically(path, content)
-
-
-def write_atomically(path: Path, content: bytes) -> Path:
-    """Write all of ``content`` or leave what was there: a reader never meets half a file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)  # mkstemp's 0600 would keep a shared report private
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}; choose another place or free space") from error
-    return path
+    return write_new(path, content)
 
 
 def line_chart(

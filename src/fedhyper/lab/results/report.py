@@ -34,6 +34,7 @@ from fedhyper.lab.results.headline import headline
 from fedhyper.lab.results.series import Series, make_series
 from fedhyper.lab.results.stored import Run, load_runs
 from fedhyper.lab.results.tables import COLUMNS, OVERHEAD, SWEEP, headline_rows, sweep_rows
+from fedhyper.storage.files import write_new
 
 if TYPE_CHECKING:
     from fedhyper.lab.results.figures import Figure
@@ -45,14 +46,13 @@ _MAX_LISTED = 12
 def write_report(paths: Sequence[Path], out: Path, *, title: str | None = None) -> Path:
     """Write the page of all runs under ``paths`` to ``out``, whole or not at all, and return ``out``."""
     # Here, because plots asks for the [report] extra, and a run without it must still be able to say so.
-    from fedhyper.lab.results import charts as plots
     from fedhyper.lab.results import figures
 
     runs = load_runs(paths)
     groups = make_groups(runs)
     series, note = make_series(groups)
     drawn = figures.make_figures(groups, series, legend=False)
-    return plots.write_atomically(Path(out), _page(runs, groups, series, note, drawn, title).encode("utf-8", "replace"))
+    return write_new(Path(out), _page(runs, groups, series, note, drawn, title))
 
 
 def write_figures(paths: Sequence[Path], directory: Path, formats: Sequence[str] = FORMATS) -> list[Path]:

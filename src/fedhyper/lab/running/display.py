@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from fedhyper.lab.config.model import Config, printable
+from fedhyper.errors import printable
+from fedhyper.lab.config.model import Config
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

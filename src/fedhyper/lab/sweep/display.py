@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from fedhyper.lab.config.model import printable
+from fedhyper.errors import printable
 from fedhyper.lab.running.display import duration, percent
 
 if TYPE_CHECKING:
