@@ -267,7 +267,7 @@ def test_missing_files_are_named_with_the_cure(root: Path) -> None:
 
 
 def test_an_unknown_dataset() -> None:
-    assert "did you mean fmnist?" in refusal(lambda: data.fetch("fminst"), UserError)
+    assert "did you mean 'fmnist'?" in refusal(lambda: data.fetch("fminst"), UserError)
 
 
 # --- fetch, from a server on this machine --------------------------------------------------------------------
@@ -559,7 +559,7 @@ def test_a_users_task_is_one_function() -> None:
     finally:
         del tasks._TASKS["mine"]
     assert "is built in" in refusal(lambda: register_task("digits"), UserError)
-    assert "did you mean digits?" in refusal(lambda: load_task("digit"), UserError)
+    assert "did you mean 'digits'?" in refusal(lambda: load_task("digit"), UserError)
     assert "choose one of digits" in refusal(lambda: load_task("zzz"), UserError)
 
 

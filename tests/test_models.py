@@ -168,9 +168,9 @@ def test_linear_layers_are_found_only_where_they_are_all() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "words"),
     [
-        ("resnet", COLOUR, {}, "did you mean resnet18?"),
+        ("resnet", COLOUR, {}, "did you mean 'resnet18'?"),
         ("vgg", COLOUR, {}, "choose one of logistic"),
-        ("mlp", IMAGES, {"hiden": 3}, "did you mean hidden?"),
+        ("mlp", IMAGES, {"hiden": 3}, "did you mean 'hidden'?"),
         ("logistic", IMAGES, {"hidden": 3}, "it has none"),
         ("mlp", IMAGES, {"hidden": 0}, "hidden = 0"),
         ("mlp", IMAGES, {"hidden": 2.5}, "hidden = 2.5"),

@@ -162,7 +162,7 @@ def test_a_hundred_thousand_clients_take_seconds() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "dirichlets"}, "did you mean dirichlet?"),
+        ({"kind": "dirichlets"}, "did you mean 'dirichlet'?"),
         ({"kind": "zipf"}, "choose one of iid"),
         ({"clients": 0}, "clients = 0"),
         ({"clients": True}, "clients = True"),

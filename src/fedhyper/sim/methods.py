@@ -6,14 +6,13 @@ make_method("fedhyper-g+adam", local_lr=0.01, global_lr=0.1, tau=1e-2)
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from fedhyper.automatic.auto import Auto, Grafted
 from fedhyper.baselines import Constant, Decay, FedExP
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, did_you_mean
 from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
@@ -160,16 +159,11 @@ def _split(name: str) -> tuple[str, str | None]:
     return (base, suffix) if plus and suffix in _SUFFIXES and base in METHODS else (name, None)
 
 
-def _did_you_mean(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(sorted(known))}"
-
-
 def option_names(name: str) -> tuple[str, ...]:
     """The options that the method ``name`` takes; an unknown method is refused with the nearest known one."""
     base, suffix = _split(name)
     if base not in METHODS:
-        raise UserError(f"method '{name}' is not known; {_did_you_mean(name, list(METHODS))}")
+        raise UserError(f"method '{name}' is not known; {did_you_mean(name, sorted(METHODS))}")
     return tuple(dict.fromkeys((*METHODS[base].options, *(_SUFFIXES[suffix][0] if suffix else ()))))
 
 
@@ -178,7 +172,7 @@ def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any)
     known = option_names(name)
     for option in options:
         if option not in known:
-            hint = _did_you_mean(option, list(known)) if known else "it has none"
+            hint = did_you_mean(option, sorted(known))
             raise UserError(f"options.{option} is not an option of method '{name}'; {hint}")
     base, suffix = _split(name)
     try:

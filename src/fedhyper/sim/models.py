@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, did_you_mean
 from fedhyper.sim.rng import generator
 
 Shape = tuple[int, ...]
@@ -27,7 +26,7 @@ def make_model(name: str, shape: Shape, classes: int, *, seed: int, tokens: bool
     arguments of the model's function below, for example ``make_model("resnet18", ..., width=16)``.
     """
     if name not in MODELS:
-        raise UserError(f"there is no model {name!r}; {_hint(name, MODELS)}")
+        raise UserError(f"there is no model {name!r}; {did_you_mean(name, MODELS)}")
     builder, needs = MODELS[name]
     given = "characters" if tokens else "images" if len(shape) == 3 else "vectors"
     if given not in needs:
@@ -277,11 +276,6 @@ def check_batches(model: nn.Module, example: Tensor, sizes: Iterable[int], batch
         ) from error
 
 
-def _hint(name: str, among: Any) -> str:
-    near = difflib.get_close_matches(str(name), among, n=1)
-    return f"did you mean {near[0]}?" if near else f"choose one of {', '.join(among)}" if among else "it has none"
-
-
 def _check_options(model: str, builder: Callable[..., nn.Module], options: dict[str, Any]) -> None:
     """Each option is one the model has, of its default's type, and positive if it is a number."""
     known = {
@@ -291,7 +285,7 @@ def _check_options(model: str, builder: Callable[..., nn.Module], options: dict[
     }
     for name, value in options.items():
         if name not in known:
-            raise UserError(f"model {model} has no option {name!r}; {_hint(name, known)}")
+            raise UserError(f"model {model} has no option {name!r}; {did_you_mean(name, known)}")
         kind = type(known[name])
         if type(value) is not kind or (kind is int and value < 1):
             wanted = "a whole number, at least 1" if kind is int else "true or false" if kind is bool else "a word"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
 import hashlib
 import heapq
 import math
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedhyper.errors import DataError, UserError
+from fedhyper.errors import DataError, UserError, did_you_mean
 from fedhyper.sim.rng import generator
 
 Indices = npt.NDArray[np.int64]
@@ -240,9 +239,7 @@ def _check(
     groups: Sequence[Indices] | None,
 ) -> None:
     if kind not in KINDS:
-        near = difflib.get_close_matches(str(kind), KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(KINDS)}"
-        raise UserError(f"there is no partition kind {kind!r}; {hint}")
+        raise UserError(f"there is no partition kind {kind!r}; {did_you_mean(str(kind), KINDS)}")
     if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         raise UserError(f"labels must be a list of integers from 0, got {labels.dtype} of shape {labels.shape}")
     n = len(labels)

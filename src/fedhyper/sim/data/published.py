@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,5 @@ DATASETS = {
 def dataset(name: str) -> Dataset:
     """The registered dataset of this name."""
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(DATASETS)}"
-        raise UserError(f"there is no dataset {name!r}; {hint}")
+        raise UserError(f"there is no dataset {name!r}; {did_you_mean(name, DATASETS)}")
     return DATASETS[name]

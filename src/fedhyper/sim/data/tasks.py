@@ -6,7 +6,6 @@ A task is one function that returns a ``Task``; ``register_task`` gives it a nam
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedhyper.errors import DataError, UserError
+from fedhyper.errors import DataError, UserError, did_you_mean
 from fedhyper.sim.data.files import Bytes, data_dir, load_files
 from fedhyper.sim.rng import generator
 
@@ -126,9 +125,7 @@ def load_task(name: str, *, subset: int | None = None) -> Task:
     """The task of this name, whole or with ``subset`` training examples."""
     function = BUILT_IN.get(name) or _TASKS.get(name)
     if function is None:
-        near = difflib.get_close_matches(name, task_names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(task_names())}"
-        raise UserError(f"there is no task {name!r}; {hint}")
+        raise UserError(f"there is no task {name!r}; {did_you_mean(name, task_names())}")
     task = function()
     if not isinstance(task, Task):
         raise UserError(f"task {name!r}: its function must return a Task, got {type(task).__name__}")
