@@ -464,12 +464,14 @@ def test_many_methods_with_one_setting_each_are_a_comparison() -> None:
     """Nine methods are nine lines of a table, not the median of nine sweeps; FedAvg stays, however low it ends."""
     from fedhyper.lab.results.groups import Group
     from fedhyper.lab.results.series import make_series
-    from fedhyper.lab.results.stored import Run
+    from fedhyper.lab.results.stored import StoredRun
 
     def group(method: str, accuracy: float) -> Group:
         config = {"task": "digits", "method": method}
         last = {"round": 1, "accuracy": accuracy}
-        run = Run(name=method, path=Path(method), config=config, rounds=[last], summary=None, env=None, partition=None)
+        run = StoredRun(
+            name=method, path=Path(method), config=config, rounds=[last], summary=None, env=None, partition=None
+        )
         return Group(label=method, settings=config, runs=[run])
 
     groups = [group("fedavg", 0.1), *(group(f"method-{i}", 0.5 + i / 100) for i in range(9))]

@@ -3,7 +3,7 @@
     paper   the paper's setting                       small   real data, shrunk to an hour on two cores
     smoke   scikit-learn's digits, to see it work
 
-Everything here is a table. ``plan("fig-g", "small")`` turns the rows into cells of a sweep.
+Everything here is a table. ``planned_runs("fig-g", "small")`` turns the rows into cells of a sweep.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class Planned:
     ablation: bool
 
 
-def plan(name: str, scale: Scale) -> list[Planned]:
+def planned_runs(name: str, scale: Scale) -> list[Planned]:
     """All runs of an experiment, in the order of its table; every config is checked here."""
     experiment = EXPERIMENTS[name]
     rows: dict[str, Planned] = {}

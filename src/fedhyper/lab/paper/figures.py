@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedhyper.lab.paper.checks import round_seconds
 from fedhyper.lab.paper.experiments import EXPERIMENTS, VARIANTS, Planned, ablation_panel
 from fedhyper.lab.paper.results import Results
-from fedhyper.lab.paper.verdicts import round_seconds
 from fedhyper.lab.results.groups import Group, flatten
 from fedhyper.lab.results.report import FORMATS
 from fedhyper.lab.results.series import make_series

@@ -21,7 +21,7 @@ from fedhyper.errors import UserError, did_you_mean, printable
 from fedhyper.lab.config.model import dump
 from fedhyper.lab.paper.claims import verdicts
 from fedhyper.lab.paper.cost import estimate
-from fedhyper.lab.paper.experiments import EXPERIMENTS, Planned, Scale, plan
+from fedhyper.lab.paper.experiments import EXPERIMENTS, Planned, Scale, planned_runs
 from fedhyper.lab.paper.figures import draw
 from fedhyper.lab.paper.pages import index, markdown, table_csv
 from fedhyper.lab.paper.results import Result, Results
@@ -58,7 +58,7 @@ def make_jobs(name: str, scale: Scale, out: Path) -> list[Job]:
     if name not in IDS:
         raise UserError(f"there is no experiment '{printable(name)}'; {did_you_mean(name, IDS)}")
     chosen = list(EXPERIMENTS) if name == "all" else [name]
-    return [Job(one, scale, out / one / scale, plan(one, scale)) for one in chosen]
+    return [Job(one, scale, out / one / scale, planned_runs(one, scale)) for one in chosen]
 
 
 def check_data(jobs: Sequence[Job]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from fedhyper.lab.results.groups import Stat
-from fedhyper.lab.results.stored import Run, number
+from fedhyper.lab.results.stored import StoredRun, number
 
 LAST = 0.2  # share of the rounds over which a final accuracy is averaged
 ONE_SEED = 0.005  # half a point: what a single pair of runs can tell
@@ -27,7 +27,7 @@ class Result:
     variant: str
     level: str
     seed: int
-    run: Run
+    run: StoredRun
 
 
 class Results:
@@ -36,7 +36,7 @@ class Results:
     def __init__(self, items: Sequence[Result]) -> None:
         self.items = list(items)
 
-    def runs(self, task: str, variant: str, level: str = "") -> list[Run]:
+    def runs(self, task: str, variant: str, level: str = "") -> list[StoredRun]:
         """The seeds of one cell of the table."""
         return [one.run for one in self.items if (one.task, one.variant, one.level) == (task, variant, level)]
 
@@ -68,21 +68,21 @@ class Results:
         return median(values) if values else None
 
 
-def final_accuracy(run: Run) -> float | None:
+def final_accuracy(run: StoredRun) -> float | None:
     """Mean of the evaluations in the last fifth of the planned rounds; the last one of a run that ended before."""
     planned = number(run.config.get("rounds")) or (run.rounds[-1]["round"] if run.rounds else 0)
     late = [r["accuracy"] for r in run.rounds if r.get("accuracy") is not None and r["round"] > (1 - LAST) * planned]
     return fmean(late) if late else run.final_accuracy
 
 
-def early_accuracy(run: Run, share: float) -> float | None:
+def early_accuracy(run: StoredRun, share: float) -> float | None:
     """Mean of the evaluations in the first ``share`` of the planned rounds."""
     planned = number(run.config.get("rounds")) or (run.rounds[-1]["round"] if run.rounds else 0)
     known = [r["accuracy"] for r in run.rounds if r.get("accuracy") is not None and r["round"] <= share * planned]
     return fmean(known) if known else None
 
 
-def first_round(run: Run, accuracy: float) -> int | None:
+def first_round(run: StoredRun, accuracy: float) -> int | None:
     """The first evaluated round at or above ``accuracy``."""
     return next((r["round"] for r in run.rounds if (r.get("accuracy") or 0.0) >= accuracy), None)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedhyper.lab.results import charts as plots
-from fedhyper.lab.results.groups import Group, Stat, baseline, describe, legend_name, shown
+from fedhyper.lab.results.groups import Group, Stat, as_label, baseline, describe, legend_name
 from fedhyper.lab.results.series import Series, bound_rows, curve_rows, quantile
-from fedhyper.lab.results.stored import Run, number
+from fedhyper.lab.results.stored import StoredRun, number
 
 _RATES = ("local_lr", "global_lr")
 _MAX_HEAT_MAPS = 12
@@ -186,7 +186,7 @@ def _clients(series: Sequence[Series]) -> Iterator[Figure]:
         )
 
 
-def _last_client_accuracy(run: Run) -> list[float]:
+def _last_client_accuracy(run: StoredRun) -> list[float]:
     return next((r["client_accuracy"] for r in reversed(run.rounds) if r["client_accuracy"]), [])
 
 
@@ -200,7 +200,7 @@ def _events(series: Sequence[Series]) -> Iterator[Figure]:
                 reasons = record["reject_reasons"] or {"no reason given": refused}
                 counts = found.setdefault((record["round"], "rejected"), {})
                 for reason, count in reasons.items():
-                    counts[shown(reason)] = counts.get(shown(reason), 0) + count
+                    counts[as_label(reason)] = counts.get(as_label(reason), 0) + count
             if record["rollback"]:
                 counts = found.setdefault((record["round"], "rollback"), {})
                 counts["rolled back"] = counts.get("rolled back", 0) + 1
@@ -231,7 +231,7 @@ def _events(series: Sequence[Series]) -> Iterator[Figure]:
 
 def _partition(groups: Sequence[Group]) -> Iterator[Figure]:
     parts = {
-        shown(part.get("sha256")): part
+        as_label(part.get("sha256")): part
         for group in groups
         for run in group.runs
         if (part := run.partition) and _drawable(part)
@@ -303,8 +303,8 @@ def _one_rate(families: dict[str, list[Group]]) -> Iterator[Figure]:
         lines = {
             label: members
             for label, members in families.items()
-            if len({shown(group.settings[key]) for group in members}) >= 3
-            and len({shown(group.settings[other]) for group in members}) == 1
+            if len({as_label(group.settings[key]) for group in members}) >= 3
+            and len({as_label(group.settings[other]) for group in members}) == 1
         }
         labels = list(lines)[: plots.MAX_COLOURS]
         for index, label in enumerate(labels):
@@ -354,7 +354,7 @@ def _family(group: Group) -> str:
 
 
 def _is_grid(members: Sequence[Group]) -> bool:
-    axes = [{shown(group.settings.get(key)) for group in members} for key in _RATES]
+    axes = [{as_label(group.settings.get(key)) for group in members} for key in _RATES]
     return all(len(axis) > 1 for axis in axes) and len(members) >= 4
 
 
@@ -366,7 +366,7 @@ def _cell(group: Group) -> dict[str, Any]:
 
 
 def _rates(group: Group) -> dict[str, Any]:
-    return {"local": shown(group.settings["local_lr"]), "global": shown(group.settings["global_lr"])}
+    return {"local": as_label(group.settings["local_lr"]), "global": as_label(group.settings["global_lr"])}
 
 
 def _gains(members: Sequence[Group], groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any
 
-from fedhyper.lab.results.stored import Run, number, seconds_of
+from fedhyper.lab.results.stored import StoredRun, number, seconds_of
 
 # How a run is carried out, not what it computes: no reason to keep two runs apart.
 NOT_SCIENCE = frozenset(
@@ -60,7 +60,7 @@ class Group:
 
     label: str
     settings: dict[str, Any]
-    runs: list[Run]
+    runs: list[StoredRun]
     apart: tuple[str, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class Group:
         return self.runs[0].method
 
     @property
-    def results(self) -> list[Run]:
+    def results(self) -> list[StoredRun]:
         """The runs whose last accuracy is a result; all of them while none has ended."""
         return [run for run in self.runs if run.ended] or self.runs
 
@@ -125,11 +125,11 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Keys whose values are not all the same, the ones people look for first in front."""
     keys = sorted({key for flat in settings for key in flat} - NOT_SCIENCE)
-    different = [key for key in keys if len({shown(flat.get(key)) for flat in settings}) > 1]
+    different = [key for key in keys if len({as_label(flat.get(key)) for flat in settings}) > 1]
     return sorted(different, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
 
 
-def shown(value: object) -> str:
+def as_label(value: object) -> str:
     """A config value as people write it: ``0.01`` and ``1e-4``, ``1`` for ``1.0``, never longer than a line."""
     if value is None:
         return "none"
@@ -141,12 +141,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-def make_groups(runs: Sequence[Run]) -> list[Group]:
+def make_groups(runs: Sequence[StoredRun]) -> list[Group]:
     """Runs grouped by everything in their configs but the seed, each group labelled by what tells it apart."""
-    by_settings: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    by_settings: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
     for run in runs:
         flat = flatten(run.config)
-        key = tuple(sorted((k, shown(v)) for k, v in flat.items() if k not in NOT_SCIENCE))
+        key = tuple(sorted((k, as_label(v)) for k, v in flat.items() if k not in NOT_SCIENCE))
         # A run without a readable config cannot be known to equal another.
         by_settings.setdefault(key or (("", run.name),), []).append(run)
     members = list(by_settings.values())
@@ -166,7 +166,7 @@ def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:
     parts = 1
     different = differing(flats)
     for key in sorted(different, key=lambda key: key != "method"):
-        finer = len({tuple(shown(flat.get(k)) for k in [*chosen, key]) for flat in flats})
+        finer = len({tuple(as_label(flat.get(k)) for k in [*chosen, key]) for flat in flats})
         if finer > parts:
             chosen, parts = [*chosen, key], finer
     return chosen
@@ -174,11 +174,11 @@ def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:
 
 def describe(settings: dict[str, Any], keys: Sequence[str]) -> str:
     """The values of ``keys`` in words: ``fedavg, local_lr 0.01``."""
-    parts = [shown(settings.get(key)) if key == "method" else f"{key} {shown(settings.get(key))}" for key in keys]
+    parts = [as_label(settings.get(key)) if key == "method" else f"{key} {as_label(settings.get(key))}" for key in keys]
     return ", ".join(parts)
 
 
-def _fallback(run: Run) -> str:
+def _fallback(run: StoredRun) -> str:
     return run.method if run.config else run.name
 
 
@@ -201,7 +201,7 @@ def _order(keys: Sequence[str]) -> Callable[[Group], tuple[Any, ...]]:
     def order(group: Group) -> tuple[Any, ...]:
         # FedAvg first: it is what the others are read against. Numbers by size, the rest by name.
         values = [group.settings.get(key) for key in keys if key != "method"]
-        sizes = tuple((0, v, "") if (v := number(value)) is not None else (1, 0.0, shown(value)) for value in values)
+        sizes = tuple((0, v, "") if (v := number(value)) is not None else (1, 0.0, as_label(value)) for value in values)
         return (group.method != "fedavg", group.method, sizes)
 
     return order
@@ -210,7 +210,7 @@ def _order(keys: Sequence[str]) -> Callable[[Group], tuple[Any, ...]]:
 def same_problem(one: Group, other: Group) -> bool:
     """Whether two groups solve the same problem on the same budget, so that a difference is the method's."""
     keys = {k for k in one.settings.keys() | other.settings.keys() if is_problem(k) or k in SAME_BUDGET}
-    return all(shown(one.settings.get(key)) == shown(other.settings.get(key)) for key in keys)
+    return all(as_label(one.settings.get(key)) == as_label(other.settings.get(key)) for key in keys)
 
 
 def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
@@ -231,7 +231,7 @@ def comparability(groups: Sequence[Group]) -> list[str]:
     """What stands in the way of comparing these groups, one plain sentence each; empty when nothing does."""
     flats = [group.settings for group in groups]
     different = differing(flats)
-    values = {key: "; ".join(sorted({shown(flat.get(key)) for flat in flats})[:6]) for key in different}
+    values = {key: "; ".join(sorted({as_label(flat.get(key)) for flat in flats})[:6]) for key in different}
     notes = [
         f"Not comparable: {key} differs ({values[key]}). Do not rank accuracies across it."
         for key in different
@@ -244,7 +244,7 @@ def comparability(groups: Sequence[Group]) -> list[str]:
     ]
     notes += _partition_notes(groups)
     machines = {
-        (shown(env.get("machine")), shown(env.get("platform")), shown(env.get("cpu_count")))
+        (as_label(env.get("machine")), as_label(env.get("platform")), as_label(env.get("cpu_count")))
         for group in groups
         for run in group.runs
         if (env := run.env)
@@ -261,20 +261,20 @@ def _partition_notes(groups: Sequence[Group]) -> list[str]:
     hashes: dict[tuple[str, ...], set[str]] = {}
     for group in groups:
         data = tuple(
-            f"{key}={shown(value)}"
+            f"{key}={as_label(value)}"
             for key, value in sorted(group.settings.items())
             if key.split(".")[0] in ("task", "partition", "clients")
         )
         for run in group.runs:
             if run.partition and run.partition.get("sha256"):
-                key = (*data, shown(run.config.get("seed")))
-                hashes.setdefault(key, set()).add(shown(run.partition["sha256"]))
+                key = (*data, as_label(run.config.get("seed")))
+                hashes.setdefault(key, set()).add(as_label(run.partition["sha256"]))
     if any(len(found) > 1 for found in hashes.values()):
         return ["Not comparable: runs with the same partition settings and seed hold different partitions of the data."]
     return []
 
 
-def unfinished(runs: Sequence[Run]) -> list[str]:
+def unfinished(runs: Sequence[StoredRun]) -> list[str]:
     """One sentence for each run that did not come to its end, or that ended badly."""
     sentences = []
     for run in runs:
@@ -282,12 +282,12 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         of = f" of {planned:g}" if planned else ""
         done = run.rounds[-1]["round"] if run.rounds else 0
         # A killed run could not say so: its summary still reads as it did while it was alive.
-        status = "running or killed" if run.status == "running" else shown(run.status)
+        status = "running or killed" if run.status == "running" else as_label(run.status)
         if run.status != "finished":
             sentences.append(f"{run.name}: {status} after round {done}{of}.")
     return sentences
 
 
-def total_seconds(run: Run) -> float:
+def total_seconds(run: StoredRun) -> float:
     """Seconds of all recorded rounds."""
     return sum(map(seconds_of, run.rounds))

@@ -22,17 +22,17 @@ from fedhyper import __version__
 from fedhyper.errors import UserError
 from fedhyper.lab.results.groups import (
     Group,
+    as_label,
     comparability,
     differing,
     flatten,
     make_groups,
-    shown,
     total_seconds,
     unfinished,
 )
 from fedhyper.lab.results.headline import headline
 from fedhyper.lab.results.series import Series, make_series
-from fedhyper.lab.results.stored import Run, load_runs
+from fedhyper.lab.results.stored import StoredRun, load_runs
 from fedhyper.lab.results.tables import COLUMNS, OVERHEAD, SWEEP, headline_rows, sweep_rows
 from fedhyper.storage.files import write_new
 
@@ -72,7 +72,7 @@ def write_figures(paths: Sequence[Path], directory: Path, formats: Sequence[str]
 
 
 def _page(
-    runs: Sequence[Run],
+    runs: Sequence[StoredRun],
     groups: Sequence[Group],
     series: Sequence[Series],
     note: str | None,
@@ -132,13 +132,13 @@ def _unbroken(sentence: str) -> str:
     return sentence.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _eyebrow(runs: Sequence[Run], groups: Sequence[Group], title: str | None) -> str:
+def _eyebrow(runs: Sequence[StoredRun], groups: Sequence[Group], title: str | None) -> str:
     parts = [title] if title else []
     parts.append(f"{len(runs)} run{'s' if len(runs) != 1 else ''}")
     for key in ("task", "model"):
-        values = {shown(group.settings[key]) for group in groups if key in group.settings}
+        values = {as_label(group.settings[key]) for group in groups if key in group.settings}
         parts += values if len(values) == 1 else []
-    seeds = {shown(run.config["seed"]) for run in runs if "seed" in run.config}
+    seeds = {as_label(run.config["seed"]) for run in runs if "seed" in run.config}
     if len(seeds) > 1:
         parts.append(f"{len(seeds)} seeds")
     return " · ".join(parts)
@@ -154,7 +154,7 @@ def _listed(sentences: Sequence[str]) -> list[str]:
     return [*sentences[:_MAX_LISTED], *([f"… and {more} more, in the list of runs below."] if more > 0 else [])]
 
 
-def _problems(runs: Sequence[Run]) -> list[str]:
+def _problems(runs: Sequence[StoredRun]) -> list[str]:
     # What the status already says need not be said again.
     return [
         f"{run.name}: {problem}."
@@ -244,7 +244,7 @@ def _settings(groups: Sequence[Group]) -> str:
     different = differing(flats)
     html = ""
     if different and len(groups) <= _MAX_LISTED:
-        rows = [((key, *(shown(flat.get(key, "–")) for flat in flats)), False) for key in different]
+        rows = [((key, *(as_label(flat.get(key, "–")) for flat in flats)), False) for key in different]
         html = _table(("setting", *(group.label for group in groups)), rows, "Settings that differ", "left")
     elif different:
         rows = [((key, _values(flats, key)), False) for key in different]
@@ -258,20 +258,20 @@ def _settings(groups: Sequence[Group]) -> str:
 
 
 def _values(flats: Sequence[dict[str, Any]], key: str) -> str:
-    values = list(dict.fromkeys(shown(flat.get(key)) for flat in flats))
+    values = list(dict.fromkeys(as_label(flat.get(key)) for flat in flats))
     return ", ".join(values[:_MAX_LISTED]) + (f" … ({len(values)} values)" if len(values) > _MAX_LISTED else "")
 
 
-def _run_list(runs: Sequence[Run]) -> str:
+def _run_list(runs: Sequence[StoredRun]) -> str:
     rows = [
         (
             (
                 run.name,
-                shown(run.status),
+                as_label(run.status),
                 str(run.rounds[-1]["round"]) if run.rounds else "0",
                 f"{100 * accuracy:.1f}" if (accuracy := run.final_accuracy) is not None else "–",
                 f"{total_seconds(run):,.0f}",
-                shown((run.summary or {}).get("weights_sha256", "–"))[:12],
+                as_label((run.summary or {}).get("weights_sha256", "–"))[:12],
                 "; ".join(run.problems) or "–",
             ),
             False,
@@ -283,7 +283,7 @@ def _run_list(runs: Sequence[Run]) -> str:
     return f"<section>{_heading('Runs')}<details{opened}><summary>All {len(runs)}</summary>{table}</details></section>"
 
 
-def _machines(runs: Sequence[Run]) -> str:
+def _machines(runs: Sequence[StoredRun]) -> str:
     seen: dict[str, tuple[dict[str, Any], int]] = {}
     for run in runs:
         if run.env:
@@ -294,7 +294,7 @@ def _machines(runs: Sequence[Run]) -> str:
         return ""
     envs = list(seen.values())[:_MAX_LISTED]
     keys = list(dict.fromkeys(key for env, _ in envs for key in env))
-    rows = [((key, *(shown(env.get(key)) for env, _ in envs)), False) for key in keys]
+    rows = [((key, *(as_label(env.get(key)) for env, _ in envs)), False) for key in keys]
     header = ("", *(f"{count} run{'s' if count > 1 else ''}" for _, count in envs))
     return (
         f"<section>{_heading('Versions and machine')}{_table(header, rows, 'Versions and machine', 'left')}</section>"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedhyper.lab.results.groups import Group, Stat, describe, differing, is_problem, legend_name, shown, traffic
-from fedhyper.lab.results.stored import Run, number, seconds_of
+from fedhyper.lab.results.groups import Group, Stat, as_label, describe, differing, is_problem, legend_name, traffic
+from fedhyper.lab.results.stored import StoredRun, number, seconds_of
 
 MAX_SERIES = 8  # as many as the palette has colours that everybody can tell apart
 MAX_POINTS = 150  # a line is about 700 pixels wide
@@ -23,7 +23,7 @@ class Series:
     """One line of every chart: ``runs`` that share ``label``; ``spread`` over their seeds or their settings."""
 
     label: str
-    runs: list[Run]
+    runs: list[StoredRun]
     groups: list[Group]
     over: str  # "seeds" | "settings"
 
@@ -68,7 +68,7 @@ def _series_keys(groups: Sequence[Group]) -> list[str]:
     flats = [group.settings for group in groups]
     different = differing(flats)
     problem = [key for key in groups[0].apart if is_problem(key)]
-    few = [key for key in different if len({shown(flat.get(key)) for flat in flats}) <= MAX_SERIES]
+    few = [key for key in different if len({as_label(flat.get(key)) for flat in flats}) <= MAX_SERIES]
     chosen = "method" if "method" in different else next((key for key in few if key not in problem), None)
     return [*problem, *([chosen] if chosen else [])]
 
@@ -115,7 +115,7 @@ def curve_rows(series: Sequence[Series]) -> list[dict[str, Any]]:
 class _Track:
     """One run, by round, with running totals."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StoredRun) -> None:
         self.at = {record["round"]: record for record in run.rounds}
         self.seconds: dict[int, float] = {}
         self.megabytes: dict[int, float] = {}

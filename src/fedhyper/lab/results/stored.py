@@ -1,7 +1,7 @@
 """Run directories, read back: whatever was written is used, whatever is missing or broken is named, nothing is trusted.
 
 A run may have been killed between two bytes, may still be running, or may not be a run at all. Only "there is
-nothing here to read" is an error; everything else becomes a line in :attr:`Run.problems`.
+nothing here to read" is an error; everything else becomes a line in :attr:`StoredRun.problems`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_RUNNING = frozenset({"finished", "diverged"})
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One run directory. ``problems`` says, one line each, what could not be read."""
 
     name: str
@@ -79,7 +79,7 @@ class Run:
         return None
 
 
-def load_runs(paths: Sequence[Path]) -> list[Run]:
+def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
     """Every run under ``paths``: run directories, sweeps, directories of either, in the order of their paths.
 
     A path that does not exist is an error; one without runs is passed over when another has some, so that
@@ -154,7 +154,7 @@ def _name(path: Path, root: Path) -> str:
     return _clean("/".join(parts) or path.resolve().name)  # type: ignore[no-any-return]
 
 
-def _load(path: Path, name: str) -> Run:
+def _load(path: Path, name: str) -> StoredRun:
     problems: list[str] = []
     config = _toml(path / "config.toml", problems)
     rounds = _rounds(path / "metrics.jsonl", problems)
@@ -163,7 +163,7 @@ def _load(path: Path, name: str) -> Run:
     partition = _object(path / "partition.json", [])
     if summary is None:
         problems.append("summary.json is missing: the run was killed or is still going")
-    return Run(name, path, config, rounds, summary, env, partition, problems)
+    return StoredRun(name, path, config, rounds, summary, env, partition, problems)
 
 
 def _text(path: Path, problems: list[str]) -> str | None:

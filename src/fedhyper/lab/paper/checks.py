@@ -1,6 +1,6 @@
-"""The rules that decide whether runs show what the paper claims: pure functions of the runs, thresholds stated.
+"""Checks that decide whether runs show what the paper claims: pure functions of the runs, thresholds stated.
 
-A rule answers with what was measured and with yes or no; where runs are missing it answers nothing.
+A check answers with what was measured and with yes or no; where runs are missing it answers nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXP_RANGE, EXP_SHARE = (0.999, 1.5), 0.95
 
 
 class Found(NamedTuple):
-    """What a rule saw: ``holds`` is None when the runs it needs are not there."""
+    """What a check saw: ``holds`` is None when the runs it needs are not there."""
 
     holds: bool | None
     ours: str
@@ -47,7 +47,7 @@ def points(value: float) -> str:
     return f"{100 * value:+.2f}"
 
 
-# --- rules -----------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------
 
 
 def above_best(results: Results, task: str, *, ours: str, rivals: tuple[str, ...]) -> Found:
