@@ -16,17 +16,10 @@ import fedhyper
 from fedhyper.lab import commands
 from fedhyper.lab.cli import main
 from fedhyper.lab.config.model import make_config
-from fedhyper.lab.running.display import (
-    JsonLines,
-    LiveTable,
-    PlainLines,
-    duration,
-    make_display,
-    number,
-    percent,
-    sparkline,
-)
+from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
+from fedhyper.lab.running.live import LiveTable
 from fedhyper.lab.running.run import run_experiment
+from fedhyper.lab.running.words import duration, number, percent, sparkline
 
 TINY = "rounds = 3\nclients = 6\nclients_per_round = 3\nmethod = 'fedavg'\neval_every = 1\n"
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,12 +19,14 @@ sys.path.append(str(Path(__file__).parent))  # importlib mode: test modules are 
 from fake_runs import HOSTILE, fake_partition, write_comparison, write_hostile, write_json, write_run, write_sweep
 
 from fedhyper.errors import StorageError, UserError
-from fedhyper.lab.results import report
-from fedhyper.lab.results.figures import make_figures
-from fedhyper.lab.results.groups import Stat, comparability, make_groups, unfinished
+from fedhyper.lab.results.comparing import comparability, unfinished
+from fedhyper.lab.results.curves import MAX_POINTS, bound_rows, curve_rows
+from fedhyper.lab.results.figures.make import make_figures
+from fedhyper.lab.results.groups import make_groups
 from fedhyper.lab.results.headline import headline
+from fedhyper.lab.results.metrics import Stat, quantile
 from fedhyper.lab.results.report import write_figures, write_report
-from fedhyper.lab.results.series import MAX_POINTS, bound_rows, curve_rows, make_series, quantile
+from fedhyper.lab.results.series import make_series
 from fedhyper.lab.results.stored import load_runs
 from fedhyper.lab.results.tables import headline_table
 
@@ -313,14 +316,15 @@ def test_figures_as_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [10, 1000])
 def test_partition_chart_alone(tmp_path: Path, clients: int) -> None:
-    from fedhyper.lab.results import charts as plots
+    from fedhyper.lab.results.charts.chart import save
+    from fedhyper.lab.results.charts.partition import partition_chart
 
-    path = plots.save(plots.partition_chart(fake_partition(clients)), tmp_path / "deep" / "partition.svg")
+    path = save(partition_chart(fake_partition(clients)), tmp_path / "deep" / "partition.svg")
     assert path.read_text().count("<path") > 10
     with pytest.raises(UserError, match=r"\.png, \.svg or \.pdf"):
-        plots.save(plots.partition_chart(fake_partition(3)), tmp_path / "partition.bmp")
+        save(partition_chart(fake_partition(3)), tmp_path / "partition.bmp")
     with pytest.raises(UserError, match=r"partition\.json"):
-        plots.partition_chart({})
+        partition_chart({})
 
 
 # --- tables --------------------------------------------------------------------------------------------------
@@ -412,15 +416,19 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_a_missing_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
     write_run(tmp_path / "run", rounds=3)
-    monkeypatch.setitem(sys.modules, "altair", None)
-    for name in [name for name in sys.modules if name.startswith("fedhyper.lab.results.")]:
-        monkeypatch.delattr(name, raising=False)  # from the package, which remembers what was imported
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=r"pip install 'fedhyper\[report\]'"):
-        report.write_report([tmp_path / "run"], tmp_path / "report.html")
-    assert "fedavg" in headline_table([tmp_path / "run"], "md"), "tables need no extra"
+    script = (
+        "import sys; sys.modules['altair'] = None\nfrom pathlib import Path\nfrom fedhyper.errors import UserError\n"
+        "from fedhyper.lab.results.report import write_report\n"
+        "from fedhyper.lab.results.tables import headline_table\n"
+        "try:\n    write_report([Path('run')], Path('report.html'))\nexcept UserError as error:\n    print(error)\n"
+        "print(headline_table([Path('run')], 'md'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said, table = done.stdout.split("\n", 1)
+    assert said.endswith("pip install 'fedhyper[report]'")
+    assert "fedavg" in table, "tables need no extra"
 
 
 def test_hostile_strings_stay_text_in_the_source(tmp_path: Path) -> None:

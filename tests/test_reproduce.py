@@ -11,13 +11,15 @@ import pytest
 
 from fedhyper.errors import DataError, UserError
 from fedhyper.lab.cli import main
-from fedhyper.lab.paper import checks
+from fedhyper.lab.paper import checks, grid_checks, round_checks
 from fedhyper.lab.paper.claims import CLAIMS, verdicts
 from fedhyper.lab.paper.cost import estimate
-from fedhyper.lab.paper.experiments import EXPERIMENTS, SCALES, Scale, planned_runs, reductions
+from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.pages import index, markdown, table_csv
+from fedhyper.lab.paper.planning import planned_runs, reductions
 from fedhyper.lab.paper.reproduce import IDS, borrow, check_data, make_jobs, reproduce
 from fedhyper.lab.paper.results import Result, Results
+from fedhyper.lab.paper.variants import SCALES, Scale
 from fedhyper.lab.results.stored import StoredRun
 
 SMOKE = ("fig-compose", "fig-robust", "overhead")
@@ -232,22 +234,22 @@ def grid(gain: Callable[[int], float]) -> Results:
 
 
 def test_most_cells_of_the_grid() -> None:
-    assert checks.most_cells(grid(lambda i: 0.02 if i < 3 else -0.05), "shakespeare").holds is True
-    assert checks.most_cells(grid(lambda i: 0.02 if i < 2 else 0.0), "shakespeare").holds is False
-    assert checks.most_cells(grid(lambda i: 0.009), "shakespeare").holds is False
+    assert grid_checks.most_cells(grid(lambda i: 0.02 if i < 3 else -0.05), "shakespeare").holds is True
+    assert grid_checks.most_cells(grid(lambda i: 0.02 if i < 2 else 0.0), "shakespeare").holds is False
+    assert grid_checks.most_cells(grid(lambda i: 0.009), "shakespeare").holds is False
 
 
 def test_the_smallest_rates_gain_most() -> None:
-    found = checks.worst_rates(grid(lambda i: 0.15 if i == 0 else 0.0), "shakespeare")
+    found = grid_checks.worst_rates(grid(lambda i: 0.15 if i == 0 else 0.0), "shakespeare")
     assert found.holds is True
     assert found.ours.startswith("+15.00 at α 0.5, β 0.001")
-    assert checks.worst_rates(grid(lambda i: 0.0 if i == 0 else 0.2), "shakespeare").holds is False
+    assert grid_checks.worst_rates(grid(lambda i: 0.0 if i == 0 else 0.2), "shakespeare").holds is False
 
 
 def test_span_of_fedavg() -> None:
     runs = [made_up("cifar10", "fedavg", a, level=str(i)) for i, a in enumerate((0.44, 0.50, 0.57))]
-    assert checks.fedavg_span(Results(runs), "cifar10", low=0.437, high=0.572).holds is True
-    assert checks.fedavg_span(Results(runs[1:]), "cifar10", low=0.437, high=0.572).holds is False
+    assert grid_checks.fedavg_span(Results(runs), "cifar10", low=0.437, high=0.572).holds is True
+    assert grid_checks.fedavg_span(Results(runs[1:]), "cifar10", low=0.437, high=0.572).holds is False
     claims = [v for v in verdicts("fig-robust", Results(runs), "small") if "FedAvg reaches" in v.text]
     assert [v.status for v in claims] == ["not tested here"], "another model: no verdict"
 
@@ -263,14 +265,14 @@ def test_span_of_fedavg() -> None:
 )
 def test_curve_of_the_rate(curve: Callable[[int], float], rises: bool, two_halves: bool) -> None:
     results = Results([made_up("cifar10", "g", 0.5, global_lr=curve)])
-    assert checks.rises_then_falls(results, "cifar10").holds is rises
-    assert checks.halves(results, "cifar10").holds is two_halves
+    assert round_checks.rises_then_falls(results, "cifar10").holds is rises
+    assert round_checks.halves(results, "cifar10").holds is two_halves
 
 
 @pytest.mark.parametrize(("curve", "holds"), [(lambda t: 1.2, True), (lambda t: 1.2 if t <= 90 else 1.8, False)])
 def test_range_of_fedexp(curve: Callable[[int], float], holds: bool) -> None:
     results = Results([made_up("cifar10", "fedexp", 0.5, global_lr=curve)])
-    assert checks.fedexp_range(results, "cifar10").holds is holds
+    assert round_checks.fedexp_range(results, "cifar10").holds is holds
 
 
 def test_skew() -> None:
@@ -278,10 +280,10 @@ def test_skew() -> None:
     runs = [made_up("mnist", "fedavg", 0.9, level=level) for level in levels]
     more = [made_up("mnist", "g+cl", 0.9 + 0.01 * i, level=level) for i, level in enumerate(levels)]
     less = [made_up("mnist", "g+cl", 0.9 - 0.01 * i, level=level) for i, level in enumerate(levels)]
-    assert checks.most_at_most_skewed(Results(runs + more), "mnist").holds is True
-    assert checks.most_at_most_skewed(Results(runs + less), "mnist").holds is False
-    assert checks.skew_gain(Results(runs + more), "mnist", level="Dirichlet 0.25").holds is True
-    assert checks.skew_gain(Results(runs + less), "mnist", level="Dirichlet 0.25").holds is False
+    assert grid_checks.most_at_most_skewed(Results(runs + more), "mnist").holds is True
+    assert grid_checks.most_at_most_skewed(Results(runs + less), "mnist").holds is False
+    assert grid_checks.skew_gain(Results(runs + more), "mnist", level="Dirichlet 0.25").holds is True
+    assert grid_checks.skew_gain(Results(runs + less), "mnist", level="Dirichlet 0.25").holds is False
 
 
 def test_overhead() -> None:
@@ -298,11 +300,11 @@ def test_overhead() -> None:
             ]
         )
 
-    assert checks.negligible(results(1.0, 100), "fmnist", variant="cl").holds is True
-    assert checks.negligible(results(1.2, 100), "fmnist", variant="cl").holds is False
-    assert checks.negligible(results(1.0, 200), "fmnist", variant="cl").holds is False
-    assert checks.costs_more(results(1.0, 200), "fmnist", variant="cl", than="g").holds is True
-    assert checks.costs_more(results(1.0, 100), "fmnist", variant="cl", than="g").holds is False
+    assert round_checks.negligible(results(1.0, 100), "fmnist", variant="cl").holds is True
+    assert round_checks.negligible(results(1.2, 100), "fmnist", variant="cl").holds is False
+    assert round_checks.negligible(results(1.0, 200), "fmnist", variant="cl").holds is False
+    assert round_checks.costs_more(results(1.0, 200), "fmnist", variant="cl", than="g").holds is True
+    assert round_checks.costs_more(results(1.0, 100), "fmnist", variant="cl", than="g").holds is False
 
 
 # --- pages -----------------------------------------------------------------------------------------------------

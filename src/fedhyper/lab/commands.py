@@ -39,8 +39,6 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but errors")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON lines, for programs")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="do not write report.html")]
-
-
 # The base of every error in how a command was typed. Its module depends on typer's version: click up to 0.2x, a copy of
 # click inside typer after it. Only what typer itself exports is there in both, so click is never imported here.
 _UsageError: Any = typer.BadParameter.__base__
@@ -320,9 +318,10 @@ def partition(
     else:
         print_partition(config, record)
     if figure is not None:
-        from fedhyper.lab.results import charts as plots
+        from fedhyper.lab.results.charts.chart import save
+        from fedhyper.lab.results.charts.partition import partition_chart
 
-        plots.save(plots.partition_chart(record), figure, title=f"{config.task}: who holds what")
+        save(partition_chart(record), figure, title=f"{config.task}: who holds what")
         if not as_json:
             print(f"picture: {figure}")
 

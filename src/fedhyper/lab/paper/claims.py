@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedhyper.lab.paper import checks
-from fedhyper.lab.paper.experiments import SKEWS, VARIANTS, Scale
+from fedhyper.lab.paper import checks, grid_checks, round_checks
+from fedhyper.lab.paper.experiments import SKEWS
 from fedhyper.lab.paper.results import Results
+from fedhyper.lab.paper.variants import VARIANTS, Scale
 
 Status = Literal["reproduced", "not reproduced", "not tested here"]
 Check = Callable[[Results, str], checks.Found]
@@ -146,20 +147,20 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     ),
     "fig-robust": (
         *(
-            Claim("gains of 1 to 5 points for most initial rates", task, "most of 25 cells", checks.most_cells)
+            Claim("gains of 1 to 5 points for most initial rates", task, "most of 25 cells", grid_checks.most_cells)
             for task in ("cifar10", "shakespeare")
         ),
         Claim(
             "a large gain from the smallest rates of the grid",
             "shakespeare",
             "30 → 45.77 %, +15 at α 0.5, β 0.001",
-            checks.worst_rates,
+            grid_checks.worst_rates,
         ),
         Claim(
             "what FedAvg reaches over the grid",
             "cifar10",
             "43.7 to 57.2 %",
-            partial(checks.fedavg_span, low=0.437, high=0.572),
+            partial(grid_checks.fedavg_span, low=0.437, high=0.572),
             ("paper",),
         ),
     ),
@@ -171,19 +172,21 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(text, task, paper, test)
         for task in ("cifar10", "fmnist")
         for text, paper, test in (
-            ("G's rate rises to round 15 of 100, then falls", "peak at ≈ 15", checks.rises_then_falls),
-            ("G's rate is above 1 in the first half, below 1 in the second", "> 1, then < 1", checks.halves),
-            ("FedExP's rate stays between 1.0 and 1.5", "1.0–1.5", checks.fedexp_range),
+            ("G's rate rises to round 15 of 100, then falls", "peak at ≈ 15", round_checks.rises_then_falls),
+            ("G's rate is above 1 in the first half, below 1 in the second", "> 1, then < 1", round_checks.halves),
+            ("FedExP's rate stays between 1.0 and 1.5", "1.0–1.5", round_checks.fedexp_range),
         )
     ),
     "tab-noniid": (
         *(
-            Claim(f"FedHyper above FedAvg, {level.name}", task, cells[i], partial(checks.skew_gain, level=level.name))
+            Claim(
+                f"FedHyper above FedAvg, {level.name}", task, cells[i], partial(grid_checks.skew_gain, level=level.name)
+            )
             for task, cells in _TABLE.items()
             for i, level in enumerate(SKEWS)
         ),
         *(
-            Claim("helps most where data is most skewed", task, paper, checks.most_at_most_skewed)
+            Claim("helps most where data is most skewed", task, paper, grid_checks.most_at_most_skewed)
             for task, paper in _MOST_SKEWED.items()
         ),
     ),
@@ -197,7 +200,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 f"{VARIANTS[variant].label} costs next to nothing",
                 task,
                 "negligible",
-                partial(checks.negligible, variant=variant),
+                partial(round_checks.negligible, variant=variant),
             )
             for task in ("fmnist", "shakespeare")
             for variant in ("g", "sl")
@@ -207,7 +210,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "FedHyper-CL costs more than G",
                 task,
                 "“higher computational overhead”",
-                partial(checks.costs_more, variant="cl", than="g"),
+                partial(round_checks.costs_more, variant="cl", than="g"),
             )
             for task in ("fmnist", "shakespeare")
         ),

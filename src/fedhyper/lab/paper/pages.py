@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedhyper.lab.paper.checks import round_seconds
 from fedhyper.lab.paper.claims import Verdict
-from fedhyper.lab.paper.experiments import EXPERIMENTS, VARIANTS, Planned, Scale, ablation_panel, reductions
+from fedhyper.lab.paper.experiments import EXPERIMENTS
+from fedhyper.lab.paper.planning import Planned, ablation_panel, reductions
 from fedhyper.lab.paper.results import LAST, ONE_SEED, SEEDS, Results
-from fedhyper.lab.results.groups import Stat, total_seconds
+from fedhyper.lab.paper.round_checks import round_seconds
+from fedhyper.lab.paper.variants import VARIANTS, Scale
+from fedhyper.lab.results.metrics import Stat, total_seconds
 from fedhyper.lab.results.tables import spread
-from fedhyper.lab.running.display import duration
+from fedhyper.lab.running.words import duration
 
 _COLUMNS = ("task", "method", "level", "runs", "final_accuracy", "std", "first_half", "seconds", "up", "down")
 
@@ -67,7 +69,7 @@ _RULES = (
     f"A final accuracy is the mean over the evaluations in the last {100 * LAST:g} % of the rounds. With several seeds "
     f"one mean is above another when it is so by {100 * SEEDS:g} points and by the standard error of the difference; "
     f"with one seed, by {100 * ONE_SEED:g} points. The rules and their thresholds are code: "
-    "`src/fedhyper/lab/paper/checks.py`."
+    "`src/fedhyper/lab/paper/*checks.py`."
 )
 
 

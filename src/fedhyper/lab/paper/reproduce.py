@@ -21,14 +21,16 @@ from fedhyper.errors import UserError, did_you_mean, printable
 from fedhyper.lab.config.model import dump
 from fedhyper.lab.paper.claims import verdicts
 from fedhyper.lab.paper.cost import estimate
-from fedhyper.lab.paper.experiments import EXPERIMENTS, Planned, Scale, planned_runs
+from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.figures import draw
 from fedhyper.lab.paper.pages import index, markdown, table_csv
+from fedhyper.lab.paper.planning import Planned, planned_runs
 from fedhyper.lab.paper.results import Result, Results
+from fedhyper.lab.paper.variants import Scale
 from fedhyper.lab.results.report import FORMATS, write_report
 from fedhyper.lab.results.stored import load_runs
 from fedhyper.lab.running.directory import read_config
-from fedhyper.lab.running.display import duration
+from fedhyper.lab.running.words import duration
 from fedhyper.lab.sweep.display import make_sweep_display
 from fedhyper.lab.sweep.run import Outcome, ended_before, run_sweep
 from fedhyper.storage.files import disk_errors, read_json, write_new

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from fedhyper.lab.results.groups import Stat
-from fedhyper.lab.results.stored import StoredRun, number
+from fedhyper.lab.results.metrics import Stat, number
+from fedhyper.lab.results.stored import StoredRun
 
 LAST = 0.2  # share of the rounds over which a final accuracy is averaged
 ONE_SEED = 0.005  # half a point: what a single pair of runs can tell

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedhyper.lab.results.groups import Group, Stat, baseline, same_problem
-from fedhyper.lab.results.series import Series, quantile
+from fedhyper.lab.results.comparing import baseline, same_problem
+from fedhyper.lab.results.groups import Group
+from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.tables import spread
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 from fedhyper.errors import printable
-from fedhyper.lab.running.display import duration, percent
+from fedhyper.lab.running.words import duration, percent
 
 if TYPE_CHECKING:
     from rich.live import Live
