@@ -171,11 +171,11 @@ def test_the_best_baseline_counts_and_none_may_be_missing() -> None:
     assert checks.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg", "fedadam")).holds is None
 
 
-def test_final_accuracy_is_the_mean_of_the_last_fifth() -> None:
+def test_late_accuracy_is_the_mean_of_the_last_fifth() -> None:
     results = Results([made_up("mnist", "g", lambda t: 0.5 if t <= 80 else 0.7 + 0.1 * (t % 2))])
-    final = results.final("mnist", "g")
-    assert final is not None
-    assert final.mean == pytest.approx(0.75)
+    late = results.late("mnist", "g")
+    assert late is not None
+    assert late.mean == pytest.approx(0.75)
 
 
 def test_earlier_looks_at_the_first_rounds_only() -> None:
@@ -214,7 +214,7 @@ def test_a_level_that_is_not_reached_is_replaced_by_one_that_is() -> None:
     runs = Results([made_up("shakespeare", "sl", 0.4), made_up("shakespeare", "g", lambda t: 0.4 * t / 100)])
     found = checks.sooner(runs, "shakespeare", ours="sl", rivals=("g",), level=0.5)
     assert found.holds is True
-    assert "34." in found.ours  # 95 % of the lower final accuracy, 0.362 averaged over the last fifth
+    assert "34." in found.ours  # 95 % of the lower late accuracy, 0.362 averaged over the last fifth
 
 
 def test_order_of_three() -> None:

@@ -45,9 +45,9 @@ def points(value: float) -> str:
 
 
 def above_best(results: Results, task: str, *, ours: str, rivals: tuple[str, ...]) -> Found:
-    """Final accuracy above the best rival's."""
-    mine = results.final(task, ours)
-    theirs = {rival: stat for rival in rivals if (stat := results.final(task, rival))}
+    """Late accuracy (the last fifth of the rounds) above the best rival's."""
+    mine = results.late(task, ours)
+    theirs = {rival: stat for rival in rivals if (stat := results.late(task, rival))}
     if mine is None or len(theirs) < len(rivals):
         return MISSING
     best = max(theirs, key=lambda rival: theirs[rival].mean)
@@ -70,19 +70,19 @@ def earlier(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], 
 
 
 def comparable(results: Results, task: str, *, ours: str, rival: str) -> Found:
-    """Not more than a point below the rival in final and in early accuracy."""
-    finals = results.final(task, ours), results.final(task, rival)
+    """Not more than a point below the rival in late and in early accuracy."""
+    finals = results.late(task, ours), results.late(task, rival)
     early = results.early(task, ours), results.early(task, rival)
     if finals[0] is None or finals[1] is None or early[0] is None or early[1] is None:
         return MISSING
     late_gain, early_gain = finals[0].mean - finals[1].mean, early[0].mean - early[1].mean
-    said = f"final {points(late_gain)}, first half {points(early_gain)} against {VARIANTS[rival].label}"
+    said = f"last fifth {points(late_gain)}, first half {points(early_gain)} against {VARIANTS[rival].label}"
     return Found(min(late_gain, early_gain) >= -CLOSE, said, "comparable: not more than 1 point below in either")
 
 
 def close_to(results: Results, task: str, *, ours: str, rival: str) -> Found:
-    """Final accuracies within a point of each other."""
-    mine, theirs = results.final(task, ours), results.final(task, rival)
+    """Late accuracies within a point of each other."""
+    mine, theirs = results.late(task, ours), results.late(task, rival)
     if mine is None or theirs is None:
         return MISSING
     gain = mine.mean - theirs.mean
@@ -91,7 +91,7 @@ def close_to(results: Results, task: str, *, ours: str, rival: str) -> Found:
 
 def sooner(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], level: float | None = None) -> Found:
     """Reaches an accuracy in at most 0.8 × the rounds of every rival: ``level``, or else what all of them reach."""
-    finals = [results.final(task, one) for one in (ours, *rivals)]
+    finals = [results.late(task, one) for one in (ours, *rivals)]
     known = [stat.mean for stat in finals if stat is not None]
     if len(known) < len(finals):
         return MISSING
@@ -104,8 +104,8 @@ def sooner(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], l
 
 
 def times_faster(results: Results, task: str, *, ours: str, at_least: float) -> Found:
-    """Reaches 95 % of FedAvg's final accuracy in at most 1/``at_least`` of FedAvg's rounds."""
-    final = results.final(task, "fedavg")
+    """Reaches 95 % of FedAvg's late accuracy in at most 1/``at_least`` of FedAvg's rounds."""
+    final = results.late(task, "fedavg")
     if final is None or not results.runs(task, ours):
         return MISSING
     aim = 0.95 * final.mean
@@ -115,15 +115,15 @@ def times_faster(results: Results, task: str, *, ours: str, at_least: float) -> 
     label = VARIANTS[ours].label
     if mine is None:
         return Found(
-            False, f"rounds to {aim:.1%}: {label} never, FedAvg {theirs:.0f}", "95 % of FedAvg's final accuracy"
+            False, f"rounds to {aim:.1%}: {label} never, FedAvg {theirs:.0f}", "95 % of FedAvg's late accuracy"
         )
     said = f"{theirs / mine:.2f} ×: rounds to {aim:.1%}: {label} {mine:.0f}, FedAvg {theirs:.0f}"
-    return Found(theirs >= at_least * mine, said, f"at least {at_least:g} × to 95 % of FedAvg's final accuracy")
+    return Found(theirs >= at_least * mine, said, f"at least {at_least:g} × to 95 % of FedAvg's late accuracy")
 
 
 def ordered(results: Results, task: str, *, best_first: tuple[str, ...]) -> Found:
-    """Final accuracies in this order, each step distinguishable."""
-    finals = [results.final(task, one) for one in best_first]
+    """Late accuracies in this order, each step distinguishable."""
+    finals = [results.late(task, one) for one in best_first]
     known = [stat for stat in finals if stat is not None]
     if len(known) < len(finals):
         return MISSING

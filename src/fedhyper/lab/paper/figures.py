@@ -72,7 +72,7 @@ def _bars(name: str, task: str, rows: Sequence[Planned], results: Results) -> It
     for variant, level in dict.fromkeys((row.variant, row.level) for row in rows if not row.ablation):
         label = f"{VARIANTS[variant].label}, {level}" if level else VARIANTS[variant].label
         value = results.per_round(task, variant, round_seconds) if name == "overhead" else None
-        stat = results.final(task, variant, level) if name != "overhead" else None
+        stat = results.late(task, variant, level) if name != "overhead" else None
         bar: dict[str, Any] = {"s": len(bars), "series": label}
         if value is not None:
             bar |= {"value": value, "end": value, "text": f"{value:.4g} s"}
@@ -83,7 +83,7 @@ def _bars(name: str, task: str, rows: Sequence[Planned], results: Results) -> It
             continue
         bars.append(bar)
     if bars:
-        what = "seconds a round" if name == "overhead" else "final test accuracy in %"
+        what = "seconds a round" if name == "overhead" else "test accuracy in %, last fifth of the rounds"
         order = sorted(bars, key=lambda bar: bar["series"].partition(", ")[2]) if name != "overhead" else bars
         labels = [bar["series"] for bar in order]
         yield f"{task}-{name}", f"{task}: {what}", bar_chart(order, labels, x_title=what)

@@ -14,7 +14,7 @@ LARGE = 0.10  # of "almost 15 %"
 
 def gains_over_fedavg(results: Results, task: str) -> dict[str, float]:
     """G+CL's accuracy minus FedAvg's at every level both were run at; fractions."""
-    pairs = {level: (results.final(task, "g+cl", level), results.final(task, "fedavg", level)) for level in
+    pairs = {level: (results.late(task, "g+cl", level), results.late(task, "fedavg", level)) for level in
              results.levels(task, "fedavg")}  # fmt: skip
     return {level: a.mean - b.mean for level, (a, b) in pairs.items() if a is not None and b is not None}
 
@@ -36,7 +36,7 @@ def worst_rates(results: Results, task: str) -> Found:
     lowest = next((level for level in gains if level.startswith("α 0.5, ")), None)  # rows and columns ascend
     if lowest is None:
         return MISSING
-    before, after = results.final(task, "fedavg", lowest), results.final(task, "g+cl", lowest)
+    before, after = results.late(task, "fedavg", lowest), results.late(task, "g+cl", lowest)
     assert before is not None
     assert after is not None
     said = f"{points(gains[lowest])} at {lowest} ({percent(before)} → {percent(after)})"
@@ -45,7 +45,7 @@ def worst_rates(results: Results, task: str) -> Found:
 
 def fedavg_span(results: Results, task: str, *, low: float, high: float) -> Found:
     """The worst and best cell of FedAvg, each within 2 points of the paper's."""
-    finals = [stat.mean for level in results.levels(task, "fedavg") if (stat := results.final(task, "fedavg", level))]
+    finals = [stat.mean for level in results.levels(task, "fedavg") if (stat := results.late(task, "fedavg", level))]
     if not finals:
         return MISSING
     fits = abs(min(finals) - low) <= 2 * CLOSE and abs(max(finals) - high) <= 2 * CLOSE
@@ -54,7 +54,7 @@ def fedavg_span(results: Results, task: str, *, low: float, high: float) -> Foun
 
 def skew_gain(results: Results, task: str, *, level: str) -> Found:
     """G+CL above FedAvg at one level of skew."""
-    mine, theirs = results.final(task, "g+cl", level), results.final(task, "fedavg", level)
+    mine, theirs = results.late(task, "g+cl", level), results.late(task, "fedavg", level)
     if mine is None or theirs is None:
         return MISSING
     gain, least = mine.mean - theirs.mean, needed(mine, theirs)

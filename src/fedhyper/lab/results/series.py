@@ -26,6 +26,10 @@ class Series:
     groups: list[Group]
     over: str  # "seeds" | "settings"
 
+    def accuracies(self) -> list[float]:
+        """Final accuracy of every setting, the mean over its seeds; fractions, those that were measured."""
+        return [stat.mean for group in self.groups if (stat := group.accuracy())]
+
 
 def make_series(groups: Sequence[Group]) -> tuple[list[Series], str | None]:
     """The lines to draw and, when groups had to be put together or left out, a sentence that says how."""
@@ -47,14 +51,14 @@ def make_series(groups: Sequence[Group]) -> tuple[list[Series], str | None]:
         "its band runs from the 10th to the 90th percentile."
     )
     if len(series) > MAX_SERIES:
-        series = sorted(series, key=lambda s: -quantile(_finals(s) or [0.0], 0.5))[:MAX_SERIES]
+        series = sorted(series, key=lambda s: -quantile(s.accuracies() or [0.0], 0.5))[:MAX_SERIES]
         note += f" Of {len(by_value)} lines the {MAX_SERIES} with the best median are drawn."
     return series, note
 
 
 def _best(series: list[Series]) -> tuple[list[Series], str]:
     """As many lines as there are colours: the highest, and FedAvg, which everything is compared with."""
-    order = sorted(series, key=lambda s: -quantile(_finals(s) or [0.0], 0.5))
+    order = sorted(series, key=lambda s: -quantile(s.accuracies() or [0.0], 0.5))
     base = [s for s in order if s.runs[0].method == "fedavg"][:1]
     kept = [s for s in order if s not in base][: MAX_SERIES - len(base)] + base
     among = ", FedAvg among them" if base else ""
@@ -70,7 +74,3 @@ def _series_keys(groups: Sequence[Group]) -> list[str]:
     few = [key for key in different if len({as_label(flat.get(key)) for flat in flats}) <= MAX_SERIES]
     chosen = "method" if "method" in different else next((key for key in few if key not in problem), None)
     return [*problem, *([chosen] if chosen else [])]
-
-
-def _finals(series: Series) -> list[float]:
-    return [value for run in series.runs if (value := run.final_accuracy) is not None]

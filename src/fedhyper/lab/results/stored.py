@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhyper.errors import StorageError, UserError
-from fedhyper.lab.results.metrics import number, seconds_of
+from fedhyper.lab.results.metrics import final_accuracy, number, seconds_of
 from fedhyper.lab.results.reading import clean, read_object, read_rounds, read_table
 
 # Deep enough for runs/project/sweep/cells/name, shallow enough that "report /" ends.
@@ -51,10 +51,15 @@ class StoredRun:
 
     @property
     def final_accuracy(self) -> float | None:
-        """The last measured test accuracy, a fraction; None when none was measured."""
+        """``metrics.final_accuracy`` of its rounds; what its summary says when no round can be read."""
         # The summary of a killed run is older than its last round, so the rounds have the word.
-        measured = (r["accuracy"] for r in reversed(self.rounds) if r.get("accuracy") is not None)
-        return next(measured, number((self.summary or {}).get("final_accuracy")))
+        final = final_accuracy(self.rounds)
+        return number((self.summary or {}).get("final_accuracy")) if final is None else final
+
+    @property
+    def planned(self) -> float:
+        """The number of rounds its config asks for; of those recorded when it does not say."""
+        return number(self.config.get("rounds")) or (self.rounds[-1]["round"] if self.rounds else 0)
 
     @property
     def target_accuracy(self) -> float | None:

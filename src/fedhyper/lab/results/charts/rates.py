@@ -9,7 +9,7 @@ import altair as alt
 from fedhyper.lab.results.charts.chart import ROW, Chart, Rows, colour
 
 
-def rate_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
+def rate_chart(rows: Rows, labels: Sequence[str], *, x_title: str, y_title: str = "final test accuracy") -> Chart:
     """``accuracy`` (a fraction) with its band against ``rate`` on a log scale, a line a series."""
     base = alt.Chart(alt.NamedData("rows")).encode(
         x=alt.X("rate:Q", title=x_title, scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", tickCount=6)),
@@ -19,7 +19,7 @@ def rate_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
     marks = alt.layer(
         base.mark_area(opacity=0.16, aria=False).encode(y="accuracy_lo:Q", y2="accuracy_hi:Q"),
         base.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=60)).encode(
-            y=alt.Y("accuracy:Q", title="final test accuracy", axis=axis),
+            y=alt.Y("accuracy:Q", title=y_title, axis=axis),
             tooltip=[
                 alt.Tooltip("series:N"),
                 alt.Tooltip("rate:Q", title=x_title, format="~g"),

@@ -28,7 +28,7 @@ def page(
     drawn: Sequence[Figure],
     title: str | None,
 ) -> str:
-    """The whole page as HTML. ``note`` says how lines were put together; without ``title`` the headline is the title."""
+    """The whole page as HTML. ``note`` says how lines were put together; ``title`` stands in for the headline."""
     said, behind = headline(groups, series)
     script, style = asset("page.js"), asset("page.css")
     scripts = f"{script_hash(bundle())} {script_hash(script)}"

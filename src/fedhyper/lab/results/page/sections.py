@@ -47,7 +47,7 @@ def heading(text: str) -> str:
 
 
 def html_table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]], name: str, kind: str = "") -> str:
-    """A table that scrolls on its own when it is too wide; ``kind`` is its class, a row is its cells and whether it is the best."""
+    """A table that scrolls on its own when it is too wide; a row is its cells and whether it is the best."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     lines = [
         f'<tr{" class=best" if best else ""}><th scope="row">{escape(cells[0])}</th>'
