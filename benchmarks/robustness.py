@@ -270,7 +270,8 @@ def figures(out: Path, done: list[dict[str, Any]]) -> None:
     """For every task: accuracy over both initial rates, by round from five local rates, and against the local rate."""
     import altair as alt
 
-    from fedhyper.lab.results.charts import Chart, rate_chart, save
+    from fedhyper.lab.results.charts.chart import Chart, save
+    from fedhyper.lab.results.charts.rates import rate_chart
 
     for setting in dict.fromkeys(r["setting"] for r in done):
         mine = [r for r in done if r["setting"] == setting]

@@ -288,13 +288,18 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / "file" / "c", {}, {})
 
 
-def test_temporaries_of_the_dead_are_removed_and_of_the_living_kept(tmp_path: Path) -> None:
-    path = tmp_path / "c"
+def test_temporaries_of_the_dead_are_removed_and_of_the_living_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen, rename = tmp_path / "c", [], os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (seen.append(Path(old).name), rename(old, new)))
+    checkpoint.save(path, {}, {})
+    prefix, mine, _ = seen[0].partition(f"{os.getpid()}-")
+    assert mine
     dead = os.fork()
     if dead == 0:
         os._exit(0)
     os.waitpid(dead, 0)
-    prefix = checkpoint._temporary_prefix(path)
     for pid in (dead, os.getpid(), os.getppid()):
         (tmp_path / f"{prefix}{pid}-00.tmp").touch()
     (tmp_path / "other.tmp").touch()

@@ -16,17 +16,10 @@ import fedhyper
 from fedhyper.lab import commands
 from fedhyper.lab.cli import main
 from fedhyper.lab.config.model import make_config
-from fedhyper.lab.running.display import (
-    JsonLines,
-    LiveTable,
-    PlainLines,
-    duration,
-    make_display,
-    number,
-    percent,
-    sparkline,
-)
+from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
+from fedhyper.lab.running.live import LiveTable
 from fedhyper.lab.running.run import run_experiment
+from fedhyper.lab.running.words import duration, number, percent, sparkline
 
 TINY = "rounds = 3\nclients = 6\nclients_per_round = 3\nmethod = 'fedavg'\neval_every = 1\n"
 
@@ -63,6 +56,14 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert call(*command, "--help") == 0
         assert "Usage" in capsys.readouterr().out
     assert call() == 2
+    assert capsys.readouterr().out.count("Usage") == 1
+    assert call("data") == 2
+    assert capsys.readouterr().out.count("Usage") == 1
+
+
+def test_python_m_fedhyper() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedhyper", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedhyper {fedhyper.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["run"], "missing argument"),
         (["run", "{}", "--resum"], "--resume"),
         (["run", "{}", "--out"], "requires an argument"),
-        (["run", "{}", "--workers", "x"], "x"),
-        (["run", "{}", "--workers", "0"], "0"),
+        (["run", "{}", "--workers", "x"], "--workers"),
+        (["run", "{}", "--workers", "0"], "--workers"),
         (["run", "{}", "--device", "gpu"], "--device gpu is not known; use cpu, cuda or cuda:1"),
         (["run", "{}", "--device", "cuda:99"], "--device cuda:99 is not there; use cpu"),
         (["run", "missing.toml"], "cannot read missing.toml"),
@@ -98,6 +99,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_usage(capsys: pytest.CaptureFixture[str], toml: str, arguments: list[str], says: str) -> None:
     message = fails(capsys, 2, *(toml if part == "{}" else part for part in arguments))
     assert says.lower() in message.lower()
+    assert message.lower().count("did you mean") <= 1
     assert message.strip().isprintable()
     assert [path.name for path in Path().rglob("*") if path.is_file()] == ["tiny.toml"]
 
@@ -157,6 +159,13 @@ def test_report_of_a_run(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert capsys.readouterr().out == "page.html\n"
     assert call("report", "runs", "--table", "csv") == 0
     assert "fedavg" in capsys.readouterr().out
+    assert not Path("report.html").exists()
+    assert call("report", "runs", "-o", "both.html", "--figures", "figures") == 0
+    assert "both.html\n" in capsys.readouterr().out
+    assert "<html" in Path("both.html").read_text("utf-8")
+    assert Path("figures/accuracy-by-round.svg").is_file()
+    assert call("report", "runs") == 0
+    assert Path("report.html").is_file()
 
 
 def test_a_missing_report_is_no_failure(

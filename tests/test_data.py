@@ -268,7 +268,7 @@ def test_missing_files_are_named_with_the_cure(root: Path) -> None:
 
 
 def test_an_unknown_dataset() -> None:
-    assert "did you mean fmnist?" in refusal(lambda: data.fetch("fminst"), UserError)
+    assert "did you mean 'fmnist'?" in refusal(lambda: data.fetch("fminst"), UserError)
 
 
 # --- fetch, from a server on this machine --------------------------------------------------------------------

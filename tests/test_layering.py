@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # the top level has to be given its layer here.
 LAYERS = {
     "__init__": 1,
+    "__main__": 4,
     "arrays": 1,
     "automatic": 1,
     "baselines": 1,
@@ -186,3 +189,35 @@ def test_import_fedhyper_loads_neither_torch_nor_numpy() -> None:
 def test_what_is_exported_exists() -> None:
     assert len(fedhyper.__all__) == len(set(fedhyper.__all__))
     assert all(hasattr(fedhyper, name) for name in fedhyper.__all__)
+
+
+# The distribution that brings a module under another name.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+
+
+def declared() -> dict[str, set[str]]:
+    """The distributions that each extra of pyproject.toml names."""
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return {name: {re.split(r"[\[<>=!~ ;]", line)[0] for line in lines} for name, lines in extras.items()}
+
+
+def undeclared(path: Path) -> set[str]:
+    """Modules that ``path`` imports and that come neither with Python nor with an extra a user can ask for."""
+    known = {name for extra, names in declared().items() if extra not in ("all", "dev") for name in names}
+    tops = {name.split(".")[0] for name in imports(path)} - {*sys.stdlib_module_names, "fedhyper"}
+    return {top for top in tops if DISTRIBUTIONS.get(top, top) not in known}
+
+
+IMPORTERS = [path for path in FILES if "flower_app" not in path.parts]  # a template has dependencies of its own
+
+
+@pytest.mark.parametrize("path", IMPORTERS, ids=ids(IMPORTERS))
+def test_imports_are_declared(path: Path) -> None:
+    assert undeclared(path) == set()
+
+
+def test_the_search_for_undeclared_imports_can_fail(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text("import json, torch, click\nfrom sklearn import datasets\ndef f():\n    import yaml")
+    assert undeclared(path) == {"click", "yaml"}

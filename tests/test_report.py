@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,12 +19,14 @@ sys.path.append(str(Path(__file__).parent))  # importlib mode: test modules are 
 from fake_runs import HOSTILE, fake_partition, write_comparison, write_hostile, write_json, write_run, write_sweep
 
 from fedhyper.errors import StorageError, UserError
-from fedhyper.lab.results import report
-from fedhyper.lab.results.figures import make_figures
-from fedhyper.lab.results.groups import Stat, comparability, make_groups, unfinished
+from fedhyper.lab.results.comparing import comparability, unfinished
+from fedhyper.lab.results.curves import MAX_POINTS, bound_rows, curve_rows
+from fedhyper.lab.results.figures.make import make_figures
+from fedhyper.lab.results.groups import make_groups
 from fedhyper.lab.results.headline import headline
+from fedhyper.lab.results.metrics import Stat, quantile
 from fedhyper.lab.results.report import write_figures, write_report
-from fedhyper.lab.results.series import MAX_POINTS, bound_rows, curve_rows, make_series, quantile
+from fedhyper.lab.results.series import make_series
 from fedhyper.lab.results.stored import load_runs
 from fedhyper.lab.results.tables import headline_table
 
@@ -312,14 +316,15 @@ def test_figures_as_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clients", [10, 1000])
 def test_partition_chart_alone(tmp_path: Path, clients: int) -> None:
-    from fedhyper.lab.results import charts as plots
+    from fedhyper.lab.results.charts.chart import save
+    from fedhyper.lab.results.charts.partition import partition_chart
 
-    path = plots.save(plots.partition_chart(fake_partition(clients)), tmp_path / "deep" / "partition.svg")
+    path = save(partition_chart(fake_partition(clients)), tmp_path / "deep" / "partition.svg")
     assert path.read_text().count("<path") > 10
     with pytest.raises(UserError, match=r"\.png, \.svg or \.pdf"):
-        plots.save(plots.partition_chart(fake_partition(3)), tmp_path / "partition.bmp")
+        save(partition_chart(fake_partition(3)), tmp_path / "partition.bmp")
     with pytest.raises(UserError, match=r"partition\.json"):
-        plots.partition_chart({})
+        partition_chart({})
 
 
 # --- tables --------------------------------------------------------------------------------------------------
@@ -401,25 +406,29 @@ def test_a_failed_write_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.
     out.parent.mkdir()
     out.write_text("old")
 
-    def full(self: Path, target: Path) -> Path:
+    def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StorageError, match="No space left on device"):
         write_report([tmp_path / "run"], out)
     assert out.read_text() == "old"
     assert list(out.parent.iterdir()) == [out]
 
 
-def test_a_missing_extra_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
     write_run(tmp_path / "run", rounds=3)
-    monkeypatch.setitem(sys.modules, "altair", None)
-    for name in ("plots", "figures"):
-        monkeypatch.delitem(sys.modules, f"fedhyper.lab.{name}", raising=False)
-        monkeypatch.delattr(f"fedhyper.lab.{name}", raising=False)
-    with pytest.raises(UserError, match=r"pip install 'fedhyper\[report\]'"):
-        report.write_report([tmp_path / "run"], tmp_path / "report.html")
-    assert "fedavg" in headline_table([tmp_path / "run"], "md"), "tables need no extra"
+    script = (
+        "import sys; sys.modules['altair'] = None\nfrom pathlib import Path\nfrom fedhyper.errors import UserError\n"
+        "from fedhyper.lab.results.report import write_report\n"
+        "from fedhyper.lab.results.tables import headline_table\n"
+        "try:\n    write_report([Path('run')], Path('report.html'))\nexcept UserError as error:\n    print(error)\n"
+        "print(headline_table([Path('run')], 'md'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    said, table = done.stdout.split("\n", 1)
+    assert said.endswith("pip install 'fedhyper[report]'")
+    assert "fedavg" in table, "tables need no extra"
 
 
 def test_hostile_strings_stay_text_in_the_source(tmp_path: Path) -> None:
@@ -463,12 +472,14 @@ def test_many_methods_with_one_setting_each_are_a_comparison() -> None:
     """Nine methods are nine lines of a table, not the median of nine sweeps; FedAvg stays, however low it ends."""
     from fedhyper.lab.results.groups import Group
     from fedhyper.lab.results.series import make_series
-    from fedhyper.lab.results.stored import Run
+    from fedhyper.lab.results.stored import StoredRun
 
     def group(method: str, accuracy: float) -> Group:
         config = {"task": "digits", "method": method}
         last = {"round": 1, "accuracy": accuracy}
-        run = Run(name=method, path=Path(method), config=config, rounds=[last], summary=None, env=None, partition=None)
+        run = StoredRun(
+            name=method, path=Path(method), config=config, rounds=[last], summary=None, env=None, partition=None
+        )
         return Group(label=method, settings=config, runs=[run])
 
     groups = [group("fedavg", 0.1), *(group(f"method-{i}", 0.5 + i / 100) for i in range(9))]

@@ -11,14 +11,16 @@ import pytest
 
 from fedhyper.errors import DataError, UserError
 from fedhyper.lab.cli import main
-from fedhyper.lab.paper import verdicts as rule
+from fedhyper.lab.paper import checks, grid_checks, round_checks
 from fedhyper.lab.paper.claims import CLAIMS, verdicts
 from fedhyper.lab.paper.cost import estimate
-from fedhyper.lab.paper.experiments import EXPERIMENTS, SCALES, Scale, plan, reductions
+from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.pages import index, markdown, table_csv
+from fedhyper.lab.paper.planning import planned_runs, reductions
 from fedhyper.lab.paper.reproduce import IDS, borrow, check_data, make_jobs, reproduce
 from fedhyper.lab.paper.results import Result, Results
-from fedhyper.lab.results.stored import Run
+from fedhyper.lab.paper.variants import SCALES, Scale
+from fedhyper.lab.results.stored import StoredRun
 
 SMOKE = ("fig-compose", "fig-robust", "overhead")
 ROUNDS = 100
@@ -45,17 +47,17 @@ def made_up(
         }
         values |= {"bytes_up": 100, "bytes_down": 100} | record
         rows.append({"round": t} | {key: value(t) if callable(value) else value for key, value in values.items()})
-    run = Run("made up", Path(), {"rounds": rounds}, rows, {"status": "finished"}, {}, None)
+    run = StoredRun("made up", Path(), {"rounds": rounds}, rows, {"status": "finished"}, {}, None)
     return Result(task, variant, level, seed, run)
 
 
-# --- plan ------------------------------------------------------------------------------------------------------
+# --- the runs ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_its_runs(name: str, scale: Scale) -> None:
-    planned = plan(name, scale)
+    planned = planned_runs(name, scale)
     names = [row.cell.name for row in planned]
     assert len(set(names)) == len(names) > 0
     expected = {"digits"} if scale == "smoke" else {"mnist", "fmnist", "cifar10", "shakespeare"}
@@ -67,7 +69,7 @@ def test_every_experiment_has_its_runs(name: str, scale: Scale) -> None:
 def test_the_scale_paper_is_the_papers_setting() -> None:
     rounds = {"mnist": 50, "fmnist": 50, "cifar10": 200, "shakespeare": 600}
     models = {"mnist": "cnn", "fmnist": "cnn", "cifar10": "resnet18", "shakespeare": "lstm"}
-    for row in plan("fig-g", "paper"):
+    for row in planned_runs("fig-g", "paper"):
         config = row.cell.config
         assert (config.rounds, config.model) == (rounds[row.task], models[row.task])
         assert (config.clients, config.clients_per_round, config.local_epochs, config.batch_size) == (100, 10, 10, 64)
@@ -83,7 +85,7 @@ def test_the_scale_paper_is_the_papers_setting() -> None:
 def test_grid_of_rates_is_the_papers() -> None:
     pairs = {
         (row.cell.config.global_lr, row.cell.config.local_lr)
-        for row in plan("fig-robust", "paper")
+        for row in planned_runs("fig-robust", "paper")
         if row.variant == "fedavg" and row.task == "cifar10"
     }
     assert pairs == {(a, b) for a in (0.5, 0.75, 1, 1.5, 2) for b in (0.001, 0.005, 0.01, 0.05, 0.1)}
@@ -92,7 +94,7 @@ def test_grid_of_rates_is_the_papers() -> None:
 @pytest.mark.parametrize("name", ["fig-g", "fig-sl", "fig-cl", "tab-noniid"])
 def test_small_has_three_seeds_on_the_small_images(name: str) -> None:
     seeds: dict[str, set[int]] = {}
-    for row in plan(name, "small"):
+    for row in planned_runs(name, "small"):
         if not row.ablation:
             seeds.setdefault(row.task, set()).add(row.seed)
     assert seeds.pop("mnist") == seeds.pop("fmnist") == {0, 1, 2}
@@ -111,12 +113,12 @@ def test_every_reduction_is_listed() -> None:
 
 
 def test_both_readings_and_the_released_code_are_there() -> None:
-    letters = {row.variant for name in EXPERIMENTS for row in plan(name, "small") if "letter" in row.variant}
+    letters = {row.variant for name in EXPERIMENTS for row in planned_runs(name, "small") if "letter" in row.variant}
     assert letters == {"sl-letter", "cl-letter", "g+cl-letter"}
-    for row in plan("fig-cl", "small"):
+    for row in planned_runs("fig-cl", "small"):
         if row.variant == "cl-letter":
             assert row.cell.config.method_options == {"bounds": "absolute"}
-    assert "fedhyper-cl-released" in {row.cell.config.method for row in plan("fig-cl", "small")}
+    assert "fedhyper-cl-released" in {row.cell.config.method for row in planned_runs("fig-cl", "small")}
 
 
 # --- claims ----------------------------------------------------------------------------------------------------
@@ -126,15 +128,15 @@ def test_both_readings_and_the_released_code_are_there() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_claim_lacks_its_runs(name: str, scale: Scale) -> None:
     everything = Results(
-        [made_up(r.task, r.variant, 0.5, level=r.level, seed=r.seed, rounds=10) for r in plan(name, scale)]
+        [made_up(r.task, r.variant, 0.5, level=r.level, seed=r.seed, rounds=10) for r in planned_runs(name, scale)]
     )
     for claim in CLAIMS[name]:
-        assert claim.rule(everything, claim.task).holds is not None, claim.text
+        assert claim.check(everything, claim.task).holds is not None, claim.text
     assert all(v.status == "not tested here" for v in verdicts(name, Results([]), scale))
 
 
 def test_smoke_decides_nothing() -> None:
-    everything = [made_up("digits", r.variant, 0.9, level=r.level) for r in plan("fig-compose", "smoke")]
+    everything = [made_up("digits", r.variant, 0.9, level=r.level) for r in planned_runs("fig-compose", "smoke")]
     judged = verdicts("fig-compose", Results(everything), "smoke")
     assert {v.status for v in judged} == {"not tested here"}
     assert all("digits" in v.why for v in judged)
@@ -144,7 +146,7 @@ def test_smoke_decides_nothing() -> None:
 def test_one_seed_needs_half_a_point() -> None:
     def gain(accuracy: float) -> bool | None:
         pair = [made_up("cifar10", "g+adam", accuracy), made_up("cifar10", "fedadam", 0.5)]
-        return rule.above_best(Results(pair), "cifar10", ours="g+adam", rivals=("fedadam",)).holds
+        return checks.above_best(Results(pair), "cifar10", ours="g+adam", rivals=("fedadam",)).holds
 
     assert gain(0.506) is True
     assert gain(0.504) is False
@@ -155,7 +157,7 @@ def test_several_seeds_need_their_standard_error() -> None:
     def gain(*ours: float) -> bool | None:
         runs = [made_up("mnist", "g", value, seed=i) for i, value in enumerate(ours)]
         runs += [made_up("mnist", "fedavg", value, seed=i) for i, value in enumerate((0.90, 0.90, 0.90))]
-        return rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg",)).holds
+        return checks.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg",)).holds
 
     assert gain(0.903, 0.903, 0.903) is True  # +0.3 points, no spread
     assert gain(0.901, 0.901, 0.901) is False  # +0.1: below 0.2
@@ -164,38 +166,38 @@ def test_several_seeds_need_their_standard_error() -> None:
 
 def test_the_best_baseline_counts_and_none_may_be_missing() -> None:
     runs = [made_up("mnist", v, a) for v, a in (("g", 0.95), ("fedavg", 0.90), ("fedexp", 0.96))]
-    assert rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg", "fedexp")).holds is False
-    assert rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg",)).holds is True
-    assert rule.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg", "fedadam")).holds is None
+    assert checks.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg", "fedexp")).holds is False
+    assert checks.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg",)).holds is True
+    assert checks.above_best(Results(runs), "mnist", ours="g", rivals=("fedavg", "fedadam")).holds is None
 
 
-def test_final_accuracy_is_the_mean_of_the_last_fifth() -> None:
+def test_late_accuracy_is_the_mean_of_the_last_fifth() -> None:
     results = Results([made_up("mnist", "g", lambda t: 0.5 if t <= 80 else 0.7 + 0.1 * (t % 2))])
-    final = results.final("mnist", "g")
-    assert final is not None
-    assert final.mean == pytest.approx(0.75)
+    late = results.late("mnist", "g")
+    assert late is not None
+    assert late.mean == pytest.approx(0.75)
 
 
 def test_earlier_looks_at_the_first_rounds_only() -> None:
     fast = made_up("mnist", "g", lambda t: 0.8 if t <= 50 else 0.0)
     slow = made_up("mnist", "fedavg", lambda t: 0.7 if t <= 50 else 1.0)
-    found = rule.earlier(Results([fast, slow]), "mnist", ours="g", rivals=("fedavg",), share=0.5)
+    found = checks.earlier(Results([fast, slow]), "mnist", ours="g", rivals=("fedavg",), share=0.5)
     assert found.holds is True
-    assert rule.earlier(Results([fast, slow]), "mnist", ours="g", rivals=("fedavg",), share=0.9).holds is False
+    assert checks.earlier(Results([fast, slow]), "mnist", ours="g", rivals=("fedavg",), share=0.9).holds is False
 
 
 @pytest.mark.parametrize(("ours", "holds"), [(0.495, True), (0.485, False), (0.6, True)])
 def test_comparable_is_within_a_point_below(ours: float, holds: bool) -> None:
     pair = Results([made_up("cifar10", "sl", ours), made_up("cifar10", "g", 0.5)])
-    assert rule.comparable(pair, "cifar10", ours="sl", rival="g").holds is holds
-    assert rule.close_to(pair, "cifar10", ours="sl", rival="g").holds is (holds and ours < 0.55)
+    assert checks.comparable(pair, "cifar10", ours="sl", rival="g").holds is holds
+    assert checks.close_to(pair, "cifar10", ours="sl", rival="g").holds is (holds and ours < 0.55)
 
 
 @pytest.mark.parametrize(("start", "holds"), [(60, True), (79, True), (85, False), (101, False)])
 def test_sooner_needs_four_fifths_of_the_rounds(start: int, holds: bool) -> None:
     mine = made_up("shakespeare", "sl", lambda t: 0.6 if t >= min(start, 100) else 0.1)
     other = made_up("shakespeare", "g", lambda t: 0.6 if t >= 100 else 0.1)
-    found = rule.sooner(Results([mine, other]), "shakespeare", ours="sl", rivals=("g",), level=0.11)
+    found = checks.sooner(Results([mine, other]), "shakespeare", ours="sl", rivals=("g",), level=0.11)
     assert found.holds is holds
 
 
@@ -203,22 +205,22 @@ def test_sooner_needs_four_fifths_of_the_rounds(start: int, holds: bool) -> None
 def test_times_faster_compares_rounds_to_fedavgs_own_accuracy(start: int, holds: bool) -> None:
     mine = made_up("mnist", "cl", lambda t: 0.9 if t >= start else 0.1)
     fedavg = made_up("mnist", "fedavg", lambda t: 0.6 if t >= 100 else 0.1)  # 0.125 over the last fifth
-    found = rule.times_faster(Results([mine, fedavg]), "mnist", ours="cl", at_least=1.1)
+    found = checks.times_faster(Results([mine, fedavg]), "mnist", ours="cl", at_least=1.1)
     assert found.holds is holds
-    assert rule.times_faster(Results([mine]), "mnist", ours="cl", at_least=1.1) == rule.MISSING
+    assert checks.times_faster(Results([mine]), "mnist", ours="cl", at_least=1.1) == checks.MISSING
 
 
 def test_a_level_that_is_not_reached_is_replaced_by_one_that_is() -> None:
     runs = Results([made_up("shakespeare", "sl", 0.4), made_up("shakespeare", "g", lambda t: 0.4 * t / 100)])
-    found = rule.sooner(runs, "shakespeare", ours="sl", rivals=("g",), level=0.5)
+    found = checks.sooner(runs, "shakespeare", ours="sl", rivals=("g",), level=0.5)
     assert found.holds is True
-    assert "34." in found.ours  # 95 % of the lower final accuracy, 0.362 averaged over the last fifth
+    assert "34." in found.ours  # 95 % of the lower late accuracy, 0.362 averaged over the last fifth
 
 
 def test_order_of_three() -> None:
     def holds(*values: float) -> bool | None:
         runs = [made_up("shakespeare", v, a) for v, a in zip(("cl", "sl", "g"), values, strict=True)]
-        return rule.ordered(Results(runs), "shakespeare", best_first=("cl", "sl", "g")).holds
+        return checks.ordered(Results(runs), "shakespeare", best_first=("cl", "sl", "g")).holds
 
     assert holds(0.52, 0.51, 0.50) is True
     assert holds(0.52, 0.518, 0.50) is False
@@ -232,22 +234,22 @@ def grid(gain: Callable[[int], float]) -> Results:
 
 
 def test_most_cells_of_the_grid() -> None:
-    assert rule.most_cells(grid(lambda i: 0.02 if i < 3 else -0.05), "shakespeare").holds is True
-    assert rule.most_cells(grid(lambda i: 0.02 if i < 2 else 0.0), "shakespeare").holds is False
-    assert rule.most_cells(grid(lambda i: 0.009), "shakespeare").holds is False
+    assert grid_checks.most_cells(grid(lambda i: 0.02 if i < 3 else -0.05), "shakespeare").holds is True
+    assert grid_checks.most_cells(grid(lambda i: 0.02 if i < 2 else 0.0), "shakespeare").holds is False
+    assert grid_checks.most_cells(grid(lambda i: 0.009), "shakespeare").holds is False
 
 
 def test_the_smallest_rates_gain_most() -> None:
-    found = rule.worst_rates(grid(lambda i: 0.15 if i == 0 else 0.0), "shakespeare")
+    found = grid_checks.worst_rates(grid(lambda i: 0.15 if i == 0 else 0.0), "shakespeare")
     assert found.holds is True
     assert found.ours.startswith("+15.00 at α 0.5, β 0.001")
-    assert rule.worst_rates(grid(lambda i: 0.0 if i == 0 else 0.2), "shakespeare").holds is False
+    assert grid_checks.worst_rates(grid(lambda i: 0.0 if i == 0 else 0.2), "shakespeare").holds is False
 
 
 def test_span_of_fedavg() -> None:
     runs = [made_up("cifar10", "fedavg", a, level=str(i)) for i, a in enumerate((0.44, 0.50, 0.57))]
-    assert rule.fedavg_span(Results(runs), "cifar10", low=0.437, high=0.572).holds is True
-    assert rule.fedavg_span(Results(runs[1:]), "cifar10", low=0.437, high=0.572).holds is False
+    assert grid_checks.fedavg_span(Results(runs), "cifar10", low=0.437, high=0.572).holds is True
+    assert grid_checks.fedavg_span(Results(runs[1:]), "cifar10", low=0.437, high=0.572).holds is False
     claims = [v for v in verdicts("fig-robust", Results(runs), "small") if "FedAvg reaches" in v.text]
     assert [v.status for v in claims] == ["not tested here"], "another model: no verdict"
 
@@ -263,14 +265,14 @@ def test_span_of_fedavg() -> None:
 )
 def test_curve_of_the_rate(curve: Callable[[int], float], rises: bool, two_halves: bool) -> None:
     results = Results([made_up("cifar10", "g", 0.5, global_lr=curve)])
-    assert rule.rises_then_falls(results, "cifar10").holds is rises
-    assert rule.halves(results, "cifar10").holds is two_halves
+    assert round_checks.rises_then_falls(results, "cifar10").holds is rises
+    assert round_checks.halves(results, "cifar10").holds is two_halves
 
 
 @pytest.mark.parametrize(("curve", "holds"), [(lambda t: 1.2, True), (lambda t: 1.2 if t <= 90 else 1.8, False)])
 def test_range_of_fedexp(curve: Callable[[int], float], holds: bool) -> None:
     results = Results([made_up("cifar10", "fedexp", 0.5, global_lr=curve)])
-    assert rule.fedexp_range(results, "cifar10").holds is holds
+    assert round_checks.fedexp_range(results, "cifar10").holds is holds
 
 
 def test_skew() -> None:
@@ -278,10 +280,10 @@ def test_skew() -> None:
     runs = [made_up("mnist", "fedavg", 0.9, level=level) for level in levels]
     more = [made_up("mnist", "g+cl", 0.9 + 0.01 * i, level=level) for i, level in enumerate(levels)]
     less = [made_up("mnist", "g+cl", 0.9 - 0.01 * i, level=level) for i, level in enumerate(levels)]
-    assert rule.most_at_most_skewed(Results(runs + more), "mnist").holds is True
-    assert rule.most_at_most_skewed(Results(runs + less), "mnist").holds is False
-    assert rule.skew_gain(Results(runs + more), "mnist", level="Dirichlet 0.25").holds is True
-    assert rule.skew_gain(Results(runs + less), "mnist", level="Dirichlet 0.25").holds is False
+    assert grid_checks.most_at_most_skewed(Results(runs + more), "mnist").holds is True
+    assert grid_checks.most_at_most_skewed(Results(runs + less), "mnist").holds is False
+    assert grid_checks.skew_gain(Results(runs + more), "mnist", level="Dirichlet 0.25").holds is True
+    assert grid_checks.skew_gain(Results(runs + less), "mnist", level="Dirichlet 0.25").holds is False
 
 
 def test_overhead() -> None:
@@ -298,18 +300,18 @@ def test_overhead() -> None:
             ]
         )
 
-    assert rule.negligible(results(1.0, 100), "fmnist", variant="cl").holds is True
-    assert rule.negligible(results(1.2, 100), "fmnist", variant="cl").holds is False
-    assert rule.negligible(results(1.0, 200), "fmnist", variant="cl").holds is False
-    assert rule.costs_more(results(1.0, 200), "fmnist", variant="cl", than="g").holds is True
-    assert rule.costs_more(results(1.0, 100), "fmnist", variant="cl", than="g").holds is False
+    assert round_checks.negligible(results(1.0, 100), "fmnist", variant="cl").holds is True
+    assert round_checks.negligible(results(1.2, 100), "fmnist", variant="cl").holds is False
+    assert round_checks.negligible(results(1.0, 200), "fmnist", variant="cl").holds is False
+    assert round_checks.costs_more(results(1.0, 200), "fmnist", variant="cl", than="g").holds is True
+    assert round_checks.costs_more(results(1.0, 100), "fmnist", variant="cl", than="g").holds is False
 
 
 # --- pages -----------------------------------------------------------------------------------------------------
 
 
 def test_page_says_what_is_missing_and_how_to_go_on() -> None:
-    planned = plan("tab-noniid", "small")
+    planned = planned_runs("tab-noniid", "small")
     some = Results([made_up(r.task, r.variant, 0.8, level=r.level, seed=r.seed) for r in planned if r.task == "mnist"])
     judged = verdicts("tab-noniid", some, "small")
     text = markdown("tab-noniid", "small", planned, some, judged, [("mnist-bars", "MNIST")], "tab-noniid")
@@ -345,7 +347,7 @@ def test_unknown_id_and_missing_data_are_one_line(tmp_path: Path, monkeypatch: p
 
 
 def test_estimate_grows_with_the_work() -> None:
-    (one, *_), twice = [row.cell.config for row in plan("fig-compose", "smoke")], {"rounds": 1000}
+    (one, *_), twice = [row.cell.config for row in planned_runs("fig-compose", "smoke")], {"rounds": 1000}
     small, large = (estimate([c], jobs=1, device="cpu") for c in (one, one.model_copy(update=twice)))
     assert 0 < small.seconds < large.seconds
     assert small.disk == large.disk > 0
@@ -366,7 +368,7 @@ def check_everything_is_written(root: Path, name: str) -> None:
     out = root / "runs" / name / "smoke"
     page = (out / "page.md").read_text()
     verdict = json.loads((out / "verdicts.json").read_text())
-    assert verdict["done"] == verdict["planned"] == len(plan(name, "smoke"))
+    assert verdict["done"] == verdict["planned"] == len(planned_runs(name, "smoke"))
     assert len(verdict["verdicts"]) == len(CLAIMS[name])
     figures = {file.stem for file in (out / "figures").iterdir()}
     assert figures
@@ -397,7 +399,7 @@ def check_the_same_command_goes_on(runs: Path) -> None:
 
 def check_runs_are_shared(runs: Path) -> None:
     job = make_jobs("fig-g", "smoke", runs)[0]
-    shared = {row.cell.name for row in plan("fig-compose", "smoke")} & {row.cell.name for row in job.planned}
+    shared = {row.cell.name for row in planned_runs("fig-compose", "smoke")} & {row.cell.name for row in job.planned}
     assert len(shared) >= 2
     assert borrow(job, runs) == len(shared)
     assert len(job.pending) == len(job.planned) - len(shared)

@@ -21,11 +21,12 @@ from fedhyper.lab.config.model import Config, make_config
 from fedhyper.lab.running import directory as runfiles
 from fedhyper.lab.running import interrupt
 from fedhyper.lab.running.build import make_simulation
-from fedhyper.lab.running.directory import read_config, read_json
+from fedhyper.lab.running.directory import read_config
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.progress import Record, Silent
 from fedhyper.lab.running.run import Run, run_experiment
 from fedhyper.storage import checkpoint
+from fedhyper.storage.files import read_json
 
 TINY: dict[str, Any] = {
     "task": "digits",

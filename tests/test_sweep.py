@@ -16,11 +16,11 @@ import pytest
 
 from fedhyper.errors import CheckpointRefused, StorageError, UserError
 from fedhyper.lab.config.model import read_toml
-from fedhyper.lab.running.directory import lock, read_json
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.lab.sweep.display import SweepQuiet, closing, describe
 from fedhyper.lab.sweep.grid import MAX_NAME, Cell, cell_name, make_cells, parse_axes, parse_axis
 from fedhyper.lab.sweep.run import Outcome, ended_before, run_sweep
+from fedhyper.storage.files import lock, read_json
 
 TINY: dict[str, Any] = {
     "task": "digits", "rounds": 5, "clients": 6, "clients_per_round": 3, "eval_every": 1, "method": "fedavg",

@@ -6,6 +6,10 @@ its traceback.
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A setting or a command is wrong (exit code 2)."""
@@ -35,3 +39,38 @@ class StorageError(UserError):
     """The disk is full, the directory cannot be written, or another process holds it (exit code 74)."""
 
     exit_code = 74
+
+
+# --- words that messages share -------------------------------------------------------------------------------
+
+
+def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """The nearest of the ``known`` names, or all of them, as the cure at the end of a message.
+
+    ``prefix`` stands before the name in what the person has to write, such as ``partition.``.
+    """
+    names = list(known)
+    near = nearest(word, names)
+    if near is not None:
+        return f"did you mean '{prefix}{near}'?"
+    return f"choose one of {', '.join(names)}" if names else "it has none"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that ``word`` may be a misspelling of; None when all are too far."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """``text`` on one line of at most ``limit`` characters, without anything a terminal would obey."""
+    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def shown(value: object) -> str:
+    """A value as TOML writes it, on one line and at most 60 characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, float) else repr(value)
+    except (TypeError, ValueError):  # a date, or a number with more digits than Python prints
+        text = type(value).__name__
+    return printable(text, 60)

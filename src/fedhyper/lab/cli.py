@@ -11,11 +11,11 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, printable
 
 # Which extra brings the package that is missing.
 _EXTRAS = {
-    "sim": ("torch", "numpy", "pooch", "pydantic", "typer", "click", "rich", "safetensors", "sklearn", "requests"),
+    "sim": ("torch", "numpy", "pooch", "pydantic", "typer", "rich", "safetensors", "sklearn", "requests"),
     "report": ("altair", "vl_convert", "narwhals"),
     "flower": ("flwr", "ray"),
     "tensorboard": ("tensorboard",),
@@ -63,8 +63,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    print(f"fedhyper: {line}", file=sys.stderr)
+    print(f"fedhyper: {printable(' '.join(message.split()), 2_000)}", file=sys.stderr)
     return code
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import typer
 
 import fedhyper
@@ -43,6 +43,9 @@ Imports = Annotated[
     typer.Option("--import", metavar="MODULE", help="a module or file.py of yours to import first", show_default=False),
 ]
 NoReport = Annotated[bool, typer.Option("--no-report", help="do not write report.html")]
+# The base of every error in how a command was typed. Its module depends on typer's version: click up to 0.2x, a copy of
+# click inside typer after it. Only what typer itself exports is there in both, so click is never imported here.
+_UsageError: Any = typer.BadParameter.__base__
 
 
 def invoke(arguments: Sequence[str]) -> int:
@@ -50,13 +53,13 @@ def invoke(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         result = command.main(list(arguments), prog_name="fedhyper", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.ctx.get_help() if error.ctx else error.format_message())
-        return 2
-    except click.ClickException as error:
-        sentences = error.format_message().split(". ")
-        raise UserError(". ".join(dict.fromkeys(sentences))) from error
-    except click.Abort:
+    except _UsageError as error:
+        message = error.format_message()
+        if not message:  # a group without a command: rich has printed the help already
+            return 2
+        sentences = re.split(r"(?<=[.?]) ", message)  # each of them once: typer and click both ask "Did you mean"
+        raise UserError(" ".join(dict.fromkeys(sentences))) from error
+    except typer.Abort:
         raise KeyboardInterrupt from None
     return result if isinstance(result, int) else 0
 
@@ -235,14 +238,21 @@ def print_table(paths: Sequence[Path]) -> None:
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="runs, sweeps, or directories of them")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="the page")] = Path("report.html"),
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="write PNG, SVG and PDF here instead")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="the page", show_default="report.html, if nothing else is asked for"
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write the figures as PNG, SVG and PDF", show_default=False)
+    ] = None,
     table: Annotated[
-        Literal["md", "latex", "csv"] | None, typer.Option(help="print the table instead", show_default=False)
+        Literal["md", "latex", "csv"] | None, typer.Option(help="print the table", show_default=False)
     ] = None,
     title: Annotated[str | None, typer.Option(help="heading of the page", show_default=False)] = None,
 ) -> None:
-    """One self-contained page of runs, their figures as files, or their table.
+    """One self-contained page of runs, their figures as files, their table: any of the three, together or alone.
 
     fedhyper report runs/ -o report.html
 
@@ -259,10 +269,10 @@ def report(
 
         for path in write_figures(runs, figures):
             print(path)
-    if table is None and figures is None:
+    if out is not None or (table is None and figures is None):
         from fedhyper.lab.results.report import write_report
 
-        print(write_report(runs, out, title=title))
+        print(write_report(runs, out or Path("report.html"), title=title))
 
 
 @app.command()
@@ -325,9 +335,10 @@ def partition(
     else:
         print_partition(config, record)
     if figure is not None:
-        from fedhyper.lab.results import charts as plots
+        from fedhyper.lab.results.charts.chart import save
+        from fedhyper.lab.results.charts.partition import partition_chart
 
-        plots.save(plots.partition_chart(record), figure, title=f"{config.task}: who holds what")
+        save(partition_chart(record), figure, title=f"{config.task}: who holds what")
         if not as_json:
             print(f"picture: {figure}")
 

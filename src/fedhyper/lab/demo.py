@@ -10,10 +10,10 @@ from typing import Any
 
 from fedhyper.lab.commands import say_report
 from fedhyper.lab.config.model import Config, make_config
-from fedhyper.lab.running.display import number, percent, sparkline
 from fedhyper.lab.running.interrupt import AbandonRound, Signals
 from fedhyper.lab.running.progress import Record
 from fedhyper.lab.running.run import Run
+from fedhyper.lab.running.words import number, percent, sparkline
 
 GOOD = 1.0  # local_lr; measured: 0.001 to 3 with FedAvg on this task, 1 and 3 come out best
 START = GOOD / 100

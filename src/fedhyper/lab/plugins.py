@@ -56,7 +56,7 @@ def imported() -> list[dict[str, Any]]:
 
 def check_imports(out: Path) -> None:
     """Refuse to continue the run in ``out`` without the modules it was started with; say so when one has changed."""
-    from fedhyper.lab.running.directory import read_json
+    from fedhyper.storage.files import read_json
 
     env = (read_json(out / "env.json") or {}) if out.is_dir() else {}
     known = env.get("imports")

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedhyper.arrays import is_number
-from fedhyper.errors import UserError
-from fedhyper.sim.registry import nearest
+from fedhyper.errors import UserError, did_you_mean
 
 MAX_WHOLE = 16_384  # units, layers, channels: more is a typing mistake, and torch would try for minutes
 _WANTED = {bool: "true or false", int: f"a whole number, 1 to {MAX_WHOLE:,}", float: "a finite number", str: "a word"}
@@ -46,7 +45,7 @@ def checked_options(owner: str, function: Callable[..., Any], given: Mapping[str
     known, checked = keyword_options(function), dict(given)
     for name, value in given.items():
         if name not in known:
-            raise UserError(f"{owner} has no option {name!r}; {nearest(name, known)}")
+            raise UserError(f"{owner} has no option {name!r}; {did_you_mean(name, known)}")
         kind = type(known[name])
         if kind is float and is_number(value) and abs(value) <= 1e308 and math.isfinite(value):
             checked[name] = float(value)

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 from fedhyper.automatic.auto import Auto
 from fedhyper.averages import Averaging, LastTwo
 from fedhyper.baselines import Constant, Decay, FedExP
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, did_you_mean
 from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
 from fedhyper.settings import Setting, settings_of
 from fedhyper.sim.local.constants import DeltaConstants, PolyakConstants, ProximalConstants
-from fedhyper.sim.registry import METHODS, nearest, register_method
+from fedhyper.sim.registry import METHODS, register_method
 
 T = TypeVar("T")
 
@@ -139,7 +139,9 @@ def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any)
     known = method_options(name)
     for option in options:
         if option not in known:
-            raise UserError(f"options.{option} is not an option of method '{name}'; {nearest(option, list(known))}")
+            raise UserError(
+                f"options.{option} is not an option of method '{name}'; {did_you_mean(option, known)}"
+            )
     try:
         return Given.build(name, float(local_lr), float(global_lr), options)[0]
     except (ValueError, TypeError) as error:  # a rule says which setting, which value, which cure

@@ -12,14 +12,13 @@ without waiting for torch. docs/extend.md has an example of each.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
-
-
-def nearest(word: str, known: Collection[str], prefix: str = "") -> str:
-    """``did you mean 'x'?``, or all the known names when none is near; ``prefix`` goes before the name."""
-    near = difflib.get_close_matches(str(word), known, n=1)
-    if near:
-        return f"did you mean '{prefix}{near[0]}'?"
-    return f"choose one of {', '.join(known)}" if known else "it has none"
 
 
 class Registry(Generic[T]):
@@ -66,7 +57,7 @@ class Registry(Generic[T]):
         """The entry of this name; an unknown one is refused with the nearest known one."""
         self._load()
         if name not in self._entries:
-            hint = f"{nearest(name, self._entries)} (if a module of yours registers it: --import MODULE)"
+            hint = f"{did_you_mean(name, self._entries)} (if a module of yours registers it: --import MODULE)"
             raise UserError(f"there is no {self.kind} {name!r}; {hint}")
         return self._entries[name][0]
 

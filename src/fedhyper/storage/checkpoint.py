@@ -4,22 +4,17 @@
     tensors, values = load(path)         raises CheckpointRefused, one line that names the file
 
 File: magic (8 bytes) | version (u32) | header length (u64) | canonical JSON header | safetensors blob | SHA-256 of all
-that. ``save`` writes a temporary file beside ``path``, flushes it to the disk, renames it over ``path`` and flushes the
-directory, so a kill at any instant leaves the old file or the new one; one writer a file. The digest proves that the
-bytes are those that were written, not who wrote them. Neither function executes anything a file says: no pickle.
+that. A kill at any instant leaves the old file or the new one (``files.replace``). The digest proves that the bytes are
+those that were written, not who wrote them. Neither function executes anything a file says: no pickle.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
-import secrets
-import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +23,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedhyper.errors import CheckpointRefused, StorageError
+from fedhyper.storage.files import replace
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -99,8 +95,7 @@ def save(path: Path | str, tensors: Mapping[str, NDArray[Any]], values: Mapping[
     digest.update(blob)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(path)
-        _replace(path, (prefix, header, blob, digest.digest()))
+        replace(path, prefix, header, blob, digest.digest())
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise StorageError(
@@ -118,75 +113,6 @@ def _check_keys(value: Any) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _check_keys(item)
-
-
-def _temporary_prefix(path: Path) -> str:
-    # of the name only its hash: the name itself may already be as long as a file system allows
-    return f".fedhyper-{hashlib.blake2b(path.name.encode(), digest_size=6).hexdigest()}-"
-
-
-def _replace(path: Path, pieces: tuple[bytes, ...]) -> None:
-    # never the training's random numbers: saving must not disturb a run
-    temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
-            for piece in pieces:
-                _write_all(fd, piece)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException:  # Ctrl-C too must not leave the temporary file behind
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)  # without it a power cut can undo the rename
-    finally:
-        os.close(directory)
-
-
-def _write_all(fd: int, piece: bytes) -> None:
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def remove_stale(path: Path | str) -> list[Path]:
-    """Delete the temporary files that killed writers of ``path`` left behind; the ones deleted come back.
-
-    Our own pid counts as dead: a container's process has the same pid in every life, and a file has one writer.
-    """
-    path = Path(path)
-    removed = []
-    for stale in _temporaries(path):
-        pid = stale.name.removeprefix(_temporary_prefix(path)).partition("-")[0]
-        if pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
-            with contextlib.suppress(OSError):
-                stale.unlink()
-                removed.append(stale)
-    return removed
-
-
-def _temporaries(path: Path) -> Iterator[Path]:
-    with os.scandir(path.parent) as entries:
-        for entry in entries:
-            if entry.name.startswith(_temporary_prefix(path)) and entry.name.endswith(".tmp"):
-                yield Path(entry.path)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def load(path: Path | str) -> tuple[Tensors, dict[str, Any]]:

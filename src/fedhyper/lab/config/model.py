@@ -7,7 +7,6 @@ go) is not in here, for it must not change a bit of the result.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -20,11 +19,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, did_you_mean, nearest, printable, shown
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.sim.keywords import Later, checked_options, keyword_options
 from fedhyper.sim.methods import make_method, method_options
-from fedhyper.sim.registry import PARTITIONS, TASKS, nearest
+from fedhyper.sim.registry import PARTITIONS, TASKS
 
 MAX_BYTES = 1 << 20
 # tomllib takes minutes for a key of 50,000 parts; every start is at the start of a part, so this search is linear.
@@ -213,7 +212,7 @@ def _explain(key: str, error: Any) -> str:
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return f"{key} = {shown(value)} must be one of {', '.join(choices)}" + (
-            f"; {did_you_mean(value, choices)}" if isinstance(value, str) and _nearest(value, choices) else ""
+            f"; {did_you_mean(value, choices)}" if isinstance(value, str) and nearest(value, choices) else ""
         )
     expected = {
         "int_type": "a whole number",
@@ -232,30 +231,6 @@ def _explain(key: str, error: Any) -> str:
         "less_than_equal": f"at most {context.get('le', 0):,}",
     }.get(kind, str(error["msg"]).lower())
     return f"{printable(key)} = {shown(value)} must be {expected}"
-
-
-def did_you_mean(word: str, known: Sequence[str], prefix: str = "") -> str:
-    """The nearest of the known names, or all of them."""
-    return nearest(word, known, prefix)
-
-
-def _nearest(word: str, known: Sequence[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
-
-
-def printable(text: str, limit: int = 200) -> str:
-    """``text`` on one line, without anything a terminal would obey."""
-    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
-
-
-def shown(value: Any) -> str:
-    """A value as TOML writes it, on one line and not too long."""
-    try:
-        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, float) else repr(value)
-    except (TypeError, ValueError):  # a date, or a number with more digits than Python prints
-        text = type(value).__name__
-    return printable(text, 60)
 
 
 # --- TOML ----------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedhyper.errors import did_you_mean
 from fedhyper.sim.methods import method_names, method_options
-from fedhyper.sim.registry import nearest
 
 
 def option_defaults(method: str) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def unknown_option(name: str, method: str) -> str:
     """Why ``name`` cannot be set: no method has such an option, or only others do."""
     known = method_options(method)
     if not any(name in method_options(other) for other in method_names()):
-        return f"key 'options.{name}' is not known; {nearest(name, known, 'options.')}"
+        return f"key 'options.{name}' is not known; {did_you_mean(name, known, 'options.')}"
     takes = f"it takes {', '.join(known)}" if known else "it takes none"
     return f"options.{name} is not an option of method '{method}'; {takes}"
 

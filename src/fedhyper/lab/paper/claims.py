@@ -1,4 +1,4 @@
-"""What the paper claims, what it printed, and which rule decides whether our runs show it."""
+"""What the paper claims, what it printed, and which check decides whether our runs show it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedhyper.lab.paper import verdicts as rule
-from fedhyper.lab.paper.experiments import SKEWS, VARIANTS, Scale
+from fedhyper.lab.paper import checks, grid_checks, round_checks
+from fedhyper.lab.paper.experiments import SKEWS
 from fedhyper.lab.paper.results import Results
+from fedhyper.lab.paper.variants import VARIANTS, Scale
 
 Status = Literal["reproduced", "not reproduced", "not tested here"]
-Rule = Callable[[Results, str], rule.Found]
+Check = Callable[[Results, str], checks.Found]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper about one dataset, its number, and the rule that tests it."""
+    """A sentence of the paper about one dataset, its number, and the check that tests it."""
 
     text: str
     task: str
     paper: str
-    rule: Rule
+    check: Check
     scales: tuple[Scale, ...] = ("small", "paper")  # where the answer would mean something
 
 
@@ -41,7 +42,7 @@ class Verdict:
 def judge(claim: Claim, results: Results, scale: Scale) -> Verdict:
     """The verdict on one claim. Digits are not the paper's data: at the scale smoke nothing is decided."""
     task = claim.task if scale != "smoke" else "digits"
-    found = claim.rule(results, task)
+    found = claim.check(results, task)
     status: Status = "not tested here"
     why = found.why
     if scale == "smoke":
@@ -60,16 +61,16 @@ _NOT_FMNIST = "– (its “FMNIST” is MNIST)"
 
 
 def _best(text: str, task: str, paper: str, ours: str, *rivals: str) -> Claim:
-    return Claim(text, task, paper, partial(rule.above_best, ours=ours, rivals=rivals))
+    return Claim(text, task, paper, partial(checks.above_best, ours=ours, rivals=rivals))
 
 
 def _early(task: str, paper: str, ours: str, rivals: tuple[str, ...], share: float) -> Claim:
     text = "converges faster in the early rounds than all baselines"
-    return Claim(text, task, paper, partial(rule.earlier, ours=ours, rivals=rivals, share=share))
+    return Claim(text, task, paper, partial(checks.earlier, ours=ours, rivals=rivals, share=share))
 
 
 def _times(ours: str) -> tuple[Claim, ...]:
-    test = partial(rule.times_faster, ours=ours, at_least=1.1)
+    test = partial(checks.times_faster, ours=ours, at_least=1.1)
     return tuple(
         Claim("converges 1.1 to 3 × faster than FedAvg", task, "1.1–3 × (abstract)", test) for task in _G_FINAL
     )
@@ -107,7 +108,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "speed and accuracy comparable with G, or better",
                 task,
                 "“comparable, if not superior”",
-                partial(rule.comparable, ours="sl", rival="g"),
+                partial(checks.comparable, ours="sl", rival="g"),
             )
             for task in _G_FINAL
         ),
@@ -115,7 +116,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "reaches 50 % sooner than G",
             "shakespeare",
             "round ≈ 150, G ≈ 250",
-            partial(rule.sooner, ours="sl", rivals=("g",), level=0.5),
+            partial(checks.sooner, ours="sl", rivals=("g",), level=0.5),
         ),
     ),
     "fig-cl": (
@@ -129,37 +130,37 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "aligns closely with FedAvg with Adam",
             "shakespeare",
             "close",
-            partial(rule.close_to, ours="cl", rival="local-adam"),
+            partial(checks.close_to, ours="cl", rival="local-adam"),
         ),
         Claim(
             "CL is better than SL, SL better than G",
             "shakespeare",
             "52.08, 51.70, 51.08 %",
-            partial(rule.ordered, best_first=("cl", "sl", "g")),
+            partial(checks.ordered, best_first=("cl", "sl", "g")),
         ),
         Claim(
             "CL converges sooner than SL and G",
             "shakespeare",
             "round ≈ 100; the others ≈ 300",
-            partial(rule.sooner, ours="cl", rivals=("sl", "g")),
+            partial(checks.sooner, ours="cl", rivals=("sl", "g")),
         ),
     ),
     "fig-robust": (
         *(
-            Claim("gains of 1 to 5 points for most initial rates", task, "most of 25 cells", rule.most_cells)
+            Claim("gains of 1 to 5 points for most initial rates", task, "most of 25 cells", grid_checks.most_cells)
             for task in ("cifar10", "shakespeare")
         ),
         Claim(
             "a large gain from the smallest rates of the grid",
             "shakespeare",
             "30 → 45.77 %, +15 at α 0.5, β 0.001",
-            rule.worst_rates,
+            grid_checks.worst_rates,
         ),
         Claim(
             "what FedAvg reaches over the grid",
             "cifar10",
             "43.7 to 57.2 %",
-            partial(rule.fedavg_span, low=0.437, high=0.572),
+            partial(grid_checks.fedavg_span, low=0.437, high=0.572),
             ("paper",),
         ),
     ),
@@ -171,19 +172,21 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(text, task, paper, test)
         for task in ("cifar10", "fmnist")
         for text, paper, test in (
-            ("G's rate rises to round 15 of 100, then falls", "peak at ≈ 15", rule.rises_then_falls),
-            ("G's rate is above 1 in the first half, below 1 in the second", "> 1, then < 1", rule.halves),
-            ("FedExP's rate stays between 1.0 and 1.5", "1.0–1.5", rule.fedexp_range),
+            ("G's rate rises to round 15 of 100, then falls", "peak at ≈ 15", round_checks.rises_then_falls),
+            ("G's rate is above 1 in the first half, below 1 in the second", "> 1, then < 1", round_checks.halves),
+            ("FedExP's rate stays between 1.0 and 1.5", "1.0–1.5", round_checks.fedexp_range),
         )
     ),
     "tab-noniid": (
         *(
-            Claim(f"FedHyper above FedAvg, {level.name}", task, cells[i], partial(rule.skew_gain, level=level.name))
+            Claim(
+                f"FedHyper above FedAvg, {level.name}", task, cells[i], partial(grid_checks.skew_gain, level=level.name)
+            )
             for task, cells in _TABLE.items()
             for i, level in enumerate(SKEWS)
         ),
         *(
-            Claim("helps most where data is most skewed", task, paper, rule.most_at_most_skewed)
+            Claim("helps most where data is most skewed", task, paper, grid_checks.most_at_most_skewed)
             for task, paper in _MOST_SKEWED.items()
         ),
     ),
@@ -197,7 +200,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 f"{VARIANTS[variant].label} costs next to nothing",
                 task,
                 "negligible",
-                partial(rule.negligible, variant=variant),
+                partial(round_checks.negligible, variant=variant),
             )
             for task in ("fmnist", "shakespeare")
             for variant in ("g", "sl")
@@ -207,7 +210,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "FedHyper-CL costs more than G",
                 task,
                 "“higher computational overhead”",
-                partial(rule.costs_more, variant="cl", than="g"),
+                partial(round_checks.costs_more, variant="cl", than="g"),
             )
             for task in ("fmnist", "shakespeare")
         ),

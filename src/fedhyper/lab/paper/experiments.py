@@ -1,114 +1,18 @@
-"""What the paper's figures and tables are made of: which methods, on which data, in which setting, at which scale.
+"""What the paper's figures and tables are made of: which methods, on which data, and what else they vary.
 
-    paper   the paper's setting                       small   real data, shrunk to an hour on two cores
-    smoke   scikit-learn's digits, to see it work
-
-Everything here is a table. ``plan("fig-g", "small")`` turns the rows into cells of a sweep.
+Everything here is a table; the methods and their settings are in ``variants``, and ``planning.planned_runs`` turns the
+rows into cells of a sweep.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from fedhyper.lab.config.model import make_config, put
-from fedhyper.lab.sweep.grid import Cell, cell_name
+from fedhyper.lab.paper.variants import SCALES, Scale
 
-Scale = Literal["smoke", "small", "paper"]
-SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
-IMAGES, ALL = ("mnist", "fmnist"), ("mnist", "fmnist", "cifar10", "shakespeare")
-
-# --- the methods -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A method as a row of a table names it, with what it sets beyond the setting they share."""
-
-    label: str
-    method: str
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-# The paper does not give its rates for FedAdam and FedAdagrad. Their directions have unit size, so a global rate of 1
-# would throw the model away. Measured after 20 rounds of fmnist at the scale small, one seed, FedAvg 68.4 %:
-# FedAdam 0.003, 0.01, 0.03: 68.6, 74.3, 70.5 %; FedAdagrad 0.01, 0.03, 0.1: 72.5, 71.8, 10.0 %.
-_ADAM = {"global_lr": 0.01}
-_LETTER = {"options.bounds": "absolute"}
-_ROBUST = {"options.hypergrad": "cosine", "options.apply": "log", "options.hyper_lr": 0.2}
-
-VARIANTS: dict[str, Variant] = {
-    "fedavg": Variant("FedAvg", "fedavg"),
-    "fedadagrad": Variant("FedAdagrad", "fedadagrad", _ADAM),
-    "fedadam": Variant("FedAdam", "fedadam", _ADAM),
-    "fedexp": Variant("FedExP", "fedexp"),
-    "decay-g": Variant("Decay-G", "decay-g"),
-    "decay-sl": Variant("Decay-SL", "decay-sl"),
-    "local-adam": Variant("FedAvg + Adam", "local-adam", {"local_lr": 0.001}),
-    "g": Variant("FedHyper-G", "fedhyper-g"),
-    "g-cosine": Variant("FedHyper-G, cosine", "fedhyper-g", _ROBUST),
-    "g-bound-1.5": Variant("FedHyper-G, γ = 1.5", "fedhyper-g", {"options.global_bound": 1.5}),
-    "g-bound-10": Variant("FedHyper-G, γ = 10", "fedhyper-g", {"options.global_bound": 10.0}),
-    "sl": Variant("FedHyper-SL", "fedhyper-sl"),
-    "sl-letter": Variant("FedHyper-SL, [1/γ, γ]", "fedhyper-sl", _LETTER),
-    "sl-cosine": Variant("FedHyper-SL, cosine", "fedhyper-sl", _ROBUST),
-    "sl-bound-3": Variant("FedHyper-SL, γ = 3", "fedhyper-sl", {"options.local_bound": 3.0}),
-    "cl": Variant("FedHyper-CL", "fedhyper-cl"),
-    "cl-letter": Variant("FedHyper-CL, [1/γ, γ]", "fedhyper-cl", _LETTER),
-    "cl-released": Variant("FedHyper-CL, released code", "fedhyper-cl-released"),
-    "cl-off": Variant("FedHyper-CL, no global term", "fedhyper-cl", {"options.global_term": "off"}),
-    "cl-sign": Variant("FedHyper-CL, sign term", "fedhyper-cl", {"options.global_term": "sign"}),
-    "cl-cosine": Variant("FedHyper-CL, cosine", "fedhyper-cl", _ROBUST),
-    "cl-bound-3": Variant("FedHyper-CL, γ = 3", "fedhyper-cl", {"options.local_bound": 3.0}),
-    "cl-bound-30": Variant("FedHyper-CL, γ = 30", "fedhyper-cl", {"options.local_bound": 30.0}),
-    "g+cl": Variant("FedHyper-G+CL", "fedhyper-g+cl"),
-    "g+cl-letter": Variant("FedHyper-G+CL, [1/γ, γ]", "fedhyper-g+cl", _LETTER),
-    "momentum": Variant("FedAvg + momentum", "fedavgm"),
-    "g+momentum": Variant("FedHyper-G + momentum", "fedhyper-g+momentum"),
-    "g+adam": Variant("FedHyper-G + FedAdam", "fedhyper-g+adam", _ADAM),
-}
-
-# --- the settings ----------------------------------------------------------------------------------------------
-
-_PAPER: dict[str, Any] = {
-    "clients": 100, "clients_per_round": 10, "local_epochs": 10, "batch_size": 64, "local_lr": 0.01, "global_lr": 1.0,
-    "weighting": "uniform", "partition.kind": "dirichlet", "partition.concentration": 0.5,
-}  # fmt: skip
-_NATURAL = {"partition.kind": "natural", "model_options.bidirectional": True}
-_SMALL = _PAPER | {"local_epochs": 2, "batch_size": 32, "eval_every": 5}
-SETTINGS: dict[Scale, dict[str, dict[str, Any]]] = {
-    "paper": {
-        "mnist": _PAPER | {"rounds": 50, "eval_every": 1},
-        "fmnist": _PAPER | {"rounds": 50, "eval_every": 1},
-        "cifar10": _PAPER | {"rounds": 200, "eval_every": 2, "model": "resnet18"},
-        "shakespeare": _PAPER | _NATURAL | {"rounds": 600, "eval_every": 5},
-    },
-    "small": {
-        "mnist": _SMALL | {"rounds": 50, "subset": 10_000},
-        "fmnist": _SMALL | {"rounds": 50, "subset": 10_000},
-        "cifar10": _SMALL | {"rounds": 100, "subset": 20_000, "model": "cnn"},
-        "shakespeare": _SMALL | _NATURAL | {
-            "rounds": 100, "local_epochs": 1, "local_lr": 0.5,
-            "model_options.hidden": 64, "model_options.layers": 1,
-        },
-    },
-    "smoke": {
-        "digits": _PAPER | {
-            "rounds": 10, "eval_every": 1, "clients": 30, "local_epochs": 1, "batch_size": 10, "local_lr": 0.1,
-        },
-    },
-}  # fmt: skip
-SEEDS: dict[Scale, dict[str, int]] = {"paper": {}, "small": {"mnist": 3, "fmnist": 3}, "smoke": {"digits": 2}}
-
-
-def tasks_of(tasks: Sequence[str], scale: Scale) -> tuple[str, ...]:
-    """The data an experiment runs on at this scale: its own, or the digits that stand in for them."""
-    return tuple(tasks) if scale != "smoke" else ("digits",)
-
-
-# --- the experiments -------------------------------------------------------------------------------------------
+ALL = ("mnist", "fmnist", "cifar10", "shakespeare")
 
 
 @dataclass(frozen=True)
@@ -247,89 +151,3 @@ EXPERIMENTS: dict[str, Experiment] = {
         notes=("One run at a time; the median of all rounds after the first of each run.",),
     ),
 }
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One run of an experiment and what it stands for."""
-
-    cell: Cell
-    task: str
-    variant: str
-    level: str
-    seed: int
-    ablation: bool
-
-
-def plan(name: str, scale: Scale) -> list[Planned]:
-    """All runs of an experiment, in the order of its table; every config is checked here."""
-    experiment = EXPERIMENTS[name]
-    rows: dict[str, Planned] = {}
-    for block in experiment.blocks:
-        for task in tasks_of(block.tasks, scale):
-            # Timings need repetitions at every scale, and repetitions are seeds.
-            seeds = block.seeds if experiment.timed else min(block.seeds, SEEDS[scale].get(task, 1))
-            for level in block.levels(task, scale):
-                for variant in block.variants:
-                    for seed in range(seeds):
-                        row = _row(experiment, scale, block, task, variant, level, seed)
-                        rows.setdefault(row.cell.name, row)
-    # Timings: all methods in turn, then all again, so that what the machine does meanwhile hits them alike.
-    return sorted(rows.values(), key=lambda row: row.seed) if experiment.timed else list(rows.values())
-
-
-def _row(
-    experiment: Experiment, scale: Scale, block: Block, task: str, variant: str, level: Level, seed: int
-) -> Planned:
-    chosen = VARIANTS[variant]
-    flat = SETTINGS[scale][task] | experiment.changes.get(scale, {}) | chosen.settings | level.settings
-    values: dict[str, Any] = {"task": task, "method": chosen.method, "seed": seed}
-    for key, value in flat.items():
-        put(values, key, copy.copy(value))
-    name = cell_name([("task", task), ("variant", variant), *level.settings.items(), ("seed", seed)])
-    return Planned(Cell(name, make_config(values, name)), task, variant, level.name, seed, block.ablation)
-
-
-def ablation_panel(rows: Sequence[Planned]) -> list[Planned]:
-    """The ablations among ``rows``, after what they vary (g-bound-10 after g) and FedAvg, on the same seeds."""
-    extra = [row for row in rows if row.ablation]
-    bases, seeds = {"fedavg", *(row.variant.split("-")[0] for row in extra)}, {row.seed for row in extra}
-    return (
-        [row for row in rows if not row.ablation and row.variant in bases and row.seed in seeds] + extra
-        if extra
-        else []
-    )
-
-
-def reductions(scale: Scale, name: str) -> list[str]:
-    """What this scale changes against the paper, a line a task; empty at the scale ``paper``."""
-    experiment, paper, lines = EXPERIMENTS[name], SETTINGS["paper"], []
-    changes = experiment.changes.get(scale, {})
-    for task in dict.fromkeys(task for block in experiment.blocks for task in tasks_of(block.tasks, scale)):
-        ours, theirs = SETTINGS[scale][task] | changes, paper.get(task, paper["mnist"])
-        here, there = _ranges(experiment, task, scale), _ranges(experiment, task, "paper")
-        parts = [
-            f"{key} {theirs.get(key, _UNSET.get(key, 'default'))} → {value}"
-            for key, value in ours.items()
-            if key != "eval_every" and key not in here and theirs.get(key) != value
-        ]
-        parts += [f"{key} {there[key]} → {here[key]}" for key in here if here[key] != there[key]]
-        if task not in paper:
-            parts.insert(0, "scikit-learn's digits and a softmax regression in place of the paper's data and models")
-        if parts:
-            lines.append(f"{task}: {'; '.join(parts)}")
-    return lines
-
-
-def _ranges(experiment: Experiment, task: str, scale: Scale) -> dict[str, str]:
-    """From where to where the experiment varies a number itself."""
-    values: dict[str, list[float]] = {}
-    for block in experiment.blocks:
-        for level in block.levels(task, scale):
-            for key, value in level.settings.items():
-                if isinstance(value, float | int):
-                    values.setdefault(key, []).append(value)
-    return {key: f"{min(found):g} to {max(found):g}" for key, found in values.items()}
-
-
-_UNSET = {"subset": "all", "model_options.hidden": 256, "model_options.layers": 2}

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhyper.lab.paper.experiments import EXPERIMENTS, VARIANTS, Planned, ablation_panel
+from fedhyper.lab.paper.experiments import EXPERIMENTS
+from fedhyper.lab.paper.planning import Planned, ablation_panel
 from fedhyper.lab.paper.results import Results
-from fedhyper.lab.paper.verdicts import round_seconds
+from fedhyper.lab.paper.round_checks import round_seconds
+from fedhyper.lab.paper.variants import VARIANTS
 from fedhyper.lab.results.groups import Group, flatten
 from fedhyper.lab.results.report import FORMATS
 from fedhyper.lab.results.series import make_series
@@ -16,18 +18,18 @@ from fedhyper.lab.results.series import make_series
 
 def draw(name: str, planned: Sequence[Planned], results: Results, directory: Path) -> list[tuple[str, str]]:
     """Write every figure as PNG, SVG and PDF; file stem and title of each come back, in reading order."""
-    from fedhyper.lab.results import charts as plots
+    from fedhyper.lab.results.charts.chart import save
 
     drawn = []
     for stem, title, chart in _charts(name, planned, results):
         for suffix in FORMATS:
-            plots.save(chart, directory / f"{stem}.{suffix}", title=title)
+            save(chart, directory / f"{stem}.{suffix}", title=title)
         drawn.append((stem, title))
     return drawn
 
 
 def _charts(name: str, planned: Sequence[Planned], results: Results) -> Iterator[tuple[str, str, Any]]:
-    from fedhyper.lab.results import figures
+    from fedhyper.lab.results.figures.make import make_figures
 
     for task in dict.fromkeys(row.task for row in planned):
         rows = [row for row in planned if row.task == task]
@@ -35,7 +37,7 @@ def _charts(name: str, planned: Sequence[Planned], results: Results) -> Iterator
             groups = _groups(chosen, results.seeds({row.seed for row in chosen}))
             if not groups:
                 continue
-            found = figures.make_figures(groups, make_series(groups)[0], legend=True)
+            found = make_figures(groups, make_series(groups)[0], legend=True)
             for figure in found:
                 if figure.key in EXPERIMENTS[name].figures:
                     title = f"{task}: {figure.title[0].lower()}{figure.title[1:]}{part and ', ablations'}"
@@ -64,13 +66,13 @@ def _groups(rows: Sequence[Planned], results: Results) -> list[Group]:
 
 def _bars(name: str, task: str, rows: Sequence[Planned], results: Results) -> Iterator[tuple[str, str, Any]]:
     """Where the paper has a table: a bar an entry."""
-    from fedhyper.lab.results import charts as plots
+    from fedhyper.lab.results.charts.rows import bar_chart
 
     bars: list[dict[str, Any]] = []
     for variant, level in dict.fromkeys((row.variant, row.level) for row in rows if not row.ablation):
         label = f"{VARIANTS[variant].label}, {level}" if level else VARIANTS[variant].label
         value = results.per_round(task, variant, round_seconds) if name == "overhead" else None
-        stat = results.final(task, variant, level) if name != "overhead" else None
+        stat = results.late(task, variant, level) if name != "overhead" else None
         bar: dict[str, Any] = {"s": len(bars), "series": label}
         if value is not None:
             bar |= {"value": value, "end": value, "text": f"{value:.4g} s"}
@@ -81,7 +83,7 @@ def _bars(name: str, task: str, rows: Sequence[Planned], results: Results) -> It
             continue
         bars.append(bar)
     if bars:
-        what = "seconds a round" if name == "overhead" else "final test accuracy in %"
+        what = "seconds a round" if name == "overhead" else "test accuracy in %, last fifth of the rounds"
         order = sorted(bars, key=lambda bar: bar["series"].partition(", ")[2]) if name != "overhead" else bars
         labels = [bar["series"] for bar in order]
-        yield f"{task}-{name}", f"{task}: {what}", plots.bar_chart(order, labels, x_title=what)
+        yield f"{task}-{name}", f"{task}: {what}", bar_chart(order, labels, x_title=what)

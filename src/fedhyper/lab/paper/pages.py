@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedhyper.lab.paper.claims import Verdict
-from fedhyper.lab.paper.experiments import EXPERIMENTS, VARIANTS, Planned, Scale, ablation_panel, reductions
+from fedhyper.lab.paper.experiments import EXPERIMENTS
+from fedhyper.lab.paper.planning import Planned, ablation_panel, reductions
 from fedhyper.lab.paper.results import LAST, ONE_SEED, SEEDS, Results
-from fedhyper.lab.paper.verdicts import round_seconds
-from fedhyper.lab.results.groups import Stat, total_seconds
+from fedhyper.lab.paper.round_checks import round_seconds
+from fedhyper.lab.paper.variants import VARIANTS, Scale
+from fedhyper.lab.results.metrics import Stat, total_seconds
 from fedhyper.lab.results.tables import spread
-from fedhyper.lab.running.display import duration
+from fedhyper.lab.running.words import duration
 
-_COLUMNS = ("task", "method", "level", "runs", "final_accuracy", "std", "first_half", "seconds", "up", "down")
+_COLUMNS = ("task", "method", "level", "runs", "late_accuracy", "std", "first_half", "seconds", "up", "down")
 
 
 def command(name: str, scale: Scale) -> str:
@@ -64,10 +66,10 @@ _ALWAYS = (
     "the paper does not give theirs.",
 )
 _RULES = (
-    f"A final accuracy is the mean over the evaluations in the last {100 * LAST:g} % of the rounds. With several seeds "
-    f"one mean is above another when it is so by {100 * SEEDS:g} points and by the standard error of the difference; "
-    f"with one seed, by {100 * ONE_SEED:g} points. The rules and their thresholds are code: "
-    "`src/fedhyper/lab/paper/verdicts.py`."
+    f"Methods are compared by the mean over the evaluations in the last {100 * LAST:g} % of the rounds. With several "
+    f"seeds one mean is above another when it is so by {100 * SEEDS:g} points and by the standard error of the "
+    f"difference; with one seed, by {100 * ONE_SEED:g} points. The checks and their thresholds are code: "
+    "`src/fedhyper/lab/paper/*checks.py`."
 )
 
 
@@ -94,8 +96,8 @@ def _tables(planned: Sequence[Planned], results: Results) -> list[str]:
         parts += [f"### {task}", ""]
         if len(levels) > 1:
             variants = dict.fromkeys(row.variant for row in rows)
-            header = ["final accuracy (%)", *(VARIANTS[one].label for one in variants)]
-            body = [[level, *(_accuracy(results.final(task, one, level)) for one in variants)] for level in levels]
+            header = ["accuracy, last fifth (%)", *(VARIANTS[one].label for one in variants)]
+            body = [[level, *(_accuracy(results.late(task, one, level)) for one in variants)] for level in levels]
             parts += [_table(header, body), ""]
             continue
         parts += [_methods(task, [row for row in rows if not row.ablation], results), ""]
@@ -108,7 +110,14 @@ def _tables(planned: Sequence[Planned], results: Results) -> list[str]:
 
 
 def _methods(task: str, rows: Sequence[Planned], results: Results) -> str:
-    header = ["", "runs", "final accuracy (%)", "mean over the first half (%)", "s / round", "MB up, down / round"]
+    header = [
+        "",
+        "runs",
+        "accuracy, last fifth (%)",
+        "mean over the first half (%)",
+        "s / round",
+        "MB up, down / round",
+    ]
     return _table(header, [_method_row(task, one, results) for one in dict.fromkeys(row.variant for row in rows)])
 
 
@@ -119,7 +128,7 @@ def _method_row(task: str, variant: str, results: Results) -> list[str]:
     return [
         VARIANTS[variant].label,
         str(len(results.runs(task, variant))),
-        _accuracy(results.final(task, variant)),
+        _accuracy(results.late(task, variant)),
         _accuracy(early),
         f"{seconds:.3g}" if seconds is not None else "–",
         f"{up}, {down}",
@@ -154,7 +163,7 @@ def table_csv(planned: Sequence[Planned], results: Results) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for task, variant, level in dict.fromkeys((row.task, row.variant, row.level) for row in planned):
-        stat, early = results.final(task, variant, level), results.early(task, variant)
+        stat, early = results.late(task, variant, level), results.early(task, variant)
         single = level == ""
         costs = [
             results.per_round(task, variant, value)

@@ -17,20 +17,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhyper.errors import UserError
-from fedhyper.lab.config.model import did_you_mean, dump, printable
+from fedhyper.errors import UserError, did_you_mean, printable
+from fedhyper.lab.config.model import dump
 from fedhyper.lab.paper.claims import verdicts
 from fedhyper.lab.paper.cost import estimate
-from fedhyper.lab.paper.experiments import EXPERIMENTS, Planned, Scale, plan
+from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.figures import draw
 from fedhyper.lab.paper.pages import index, markdown, table_csv
+from fedhyper.lab.paper.planning import Planned, planned_runs
 from fedhyper.lab.paper.results import Result, Results
+from fedhyper.lab.paper.variants import Scale
 from fedhyper.lab.results.report import FORMATS, write_report
 from fedhyper.lab.results.stored import load_runs
-from fedhyper.lab.running.directory import read_config, read_json, replace, storage
-from fedhyper.lab.running.display import duration
+from fedhyper.lab.running.directory import read_config
+from fedhyper.lab.running.words import duration
 from fedhyper.lab.sweep.display import make_sweep_display
 from fedhyper.lab.sweep.run import Outcome, ended_before, run_sweep
+from fedhyper.storage.files import disk_errors, read_json, write_new
 
 IDS = (*EXPERIMENTS, "all")
 # What makes a finished run complete for a reader; the rest is for continuing it.
@@ -57,7 +60,7 @@ def make_jobs(name: str, scale: Scale, out: Path) -> list[Job]:
     if name not in IDS:
         raise UserError(f"there is no experiment '{printable(name)}'; {did_you_mean(name, IDS)}")
     chosen = list(EXPERIMENTS) if name == "all" else [name]
-    return [Job(one, scale, out / one / scale, plan(one, scale)) for one in chosen]
+    return [Job(one, scale, out / one / scale, planned_runs(one, scale)) for one in chosen]
 
 
 def check_data(jobs: Sequence[Job]) -> None:
@@ -111,7 +114,7 @@ def borrow(job: Job, root: Path) -> int:
         for source in sorted(root.glob(f"*/{job.scale}/cells/{row.cell.name}")):
             if source == target or target.exists() or not _is_finished_copy(source, row):
                 continue
-            with storage(target):
+            with disk_errors(target):
                 part = target.parent / f".{target.name[:200]}.tmp"
                 shutil.rmtree(part, ignore_errors=True)
                 part.mkdir(parents=True)
@@ -158,32 +161,25 @@ def write_pages(job: Job, pages: Path | None = None) -> Path:
         "planned": len(job.planned),
         "verdicts": [asdict(verdict) for verdict in judged],
     }
-    _write(job.out / "table.csv", table_csv(job.planned, results))
-    _write(job.out / "verdicts.json", json.dumps(page, indent=1, ensure_ascii=False) + "\n")
+    write_new(job.out / "table.csv", table_csv(job.planned, results))
+    write_new(job.out / "verdicts.json", json.dumps(page, indent=1, ensure_ascii=False) + "\n")
     for task in dict.fromkeys(one.task for one in results.items):
         paths = [one.run.path for one in results.items if one.task == task]
         write_report(paths, job.out / f"report-{task}.html", title=f"{job.name}, {task}, {job.scale}")
     if pages is not None:
         _publish(job, pages, page, text.replace("](figures/", f"]({job.name}/"), figures)
-    return _write(job.out / "page.md", text)
+    return write_new(job.out / "page.md", text)
 
 
 def _publish(job: Job, pages: Path, page: dict[str, Any], text: str, figures: Sequence[tuple[str, str]]) -> None:
-    with storage(pages):
+    with disk_errors(pages):
         (pages / job.name).mkdir(parents=True, exist_ok=True)
         for stem, _ in figures:
             shutil.copyfile(job.out / "figures" / f"{stem}.svg", pages / job.name / f"{stem}.svg")
-    _write(pages / job.name / "verdicts.json", json.dumps(page, indent=1, ensure_ascii=False) + "\n")
-    _write(pages / f"{job.name}.md", text)
+    write_new(pages / job.name / "verdicts.json", json.dumps(page, indent=1, ensure_ascii=False) + "\n")
+    write_new(pages / f"{job.name}.md", text)
     known = {name: read_json(pages / name / "verdicts.json") for name in EXPERIMENTS}
-    _write(pages / "README.md", index({name: one for name, one in known.items() if one is not None}))
-
-
-def _write(path: Path, text: str) -> Path:
-    with storage(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, text.encode())
-    return path
+    write_new(pages / "README.md", index({name: one for name, one in known.items() if one is not None}))
 
 
 def reproduce(

@@ -1,7 +1,8 @@
 """What the runs of an experiment measured, by task, variant and level: the numbers that verdicts are made of.
 
-A final accuracy is the mean over the evaluations in the last fifth of the rounds: federated accuracies jump by points
-from one round to the next, and the paper's claims are tenths of a point. Everything is in fractions, not per cent.
+Methods are compared by their late accuracy, the mean over the evaluations in the last fifth of the rounds, and not by
+the final one: federated accuracies jump by points from one round to the next, and the paper's claims are tenths of a
+point. Everything is in fractions, not per cent.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from fedhyper.lab.results.groups import Stat
-from fedhyper.lab.results.stored import Run, number
+from fedhyper.lab.results.metrics import Stat, early_accuracy, first_round, late_accuracy
+from fedhyper.lab.results.stored import StoredRun
 
-LAST = 0.2  # share of the rounds over which a final accuracy is averaged
+LAST = 0.2  # share of the rounds over which a late accuracy is averaged
 ONE_SEED = 0.005  # half a point: what a single pair of runs can tell
 SEEDS = 0.002  # the least that several seeds can tell; their standard error if that is larger
 
@@ -27,7 +28,7 @@ class Result:
     variant: str
     level: str
     seed: int
-    run: Run
+    run: StoredRun
 
 
 class Results:
@@ -36,7 +37,7 @@ class Results:
     def __init__(self, items: Sequence[Result]) -> None:
         self.items = list(items)
 
-    def runs(self, task: str, variant: str, level: str = "") -> list[Run]:
+    def runs(self, task: str, variant: str, level: str = "") -> list[StoredRun]:
         """The seeds of one cell of the table."""
         return [one.run for one in self.items if (one.task, one.variant, one.level) == (task, variant, level)]
 
@@ -48,17 +49,17 @@ class Results:
         """At which levels the variant was run."""
         return list(dict.fromkeys(one.level for one in self.items if (one.task, one.variant) == (task, variant)))
 
-    def final(self, task: str, variant: str, level: str = "") -> Stat | None:
-        """Final accuracy over seeds."""
-        return Stat.of(final_accuracy(run) for run in self.runs(task, variant, level))
+    def late(self, task: str, variant: str, level: str = "") -> Stat | None:
+        """Late accuracy over seeds: that of the last fifth of the rounds."""
+        return Stat.of(late_accuracy(run.rounds, (1 - LAST) * run.planned) for run in self.runs(task, variant, level))
 
     def early(self, task: str, variant: str, share: float = 0.5) -> Stat | None:
         """Mean accuracy over the first ``share`` of the rounds: the area under the curve, so to speak."""
-        return Stat.of(early_accuracy(run, share) for run in self.runs(task, variant))
+        return Stat.of(early_accuracy(run.rounds, share * run.planned) for run in self.runs(task, variant))
 
     def rounds_to(self, task: str, variant: str, accuracy: float) -> float | None:
         """Rounds until ``accuracy``, the mean over seeds; None when a seed never gets there."""
-        reached = [first_round(run, accuracy) for run in self.runs(task, variant)]
+        reached = [first_round(run.rounds, accuracy) for run in self.runs(task, variant)]
         known = [t for t in reached if t is not None]
         return fmean(known) if known and len(known) == len(reached) else None
 
@@ -66,25 +67,6 @@ class Results:
         """Median of ``value`` over all rounds but the first of each run, which pays for start-up."""
         values = [value(record) for run in self.runs(task, variant) for record in run.rounds[1:]]
         return median(values) if values else None
-
-
-def final_accuracy(run: Run) -> float | None:
-    """Mean of the evaluations in the last fifth of the planned rounds; the last one of a run that ended before."""
-    planned = number(run.config.get("rounds")) or (run.rounds[-1]["round"] if run.rounds else 0)
-    late = [r["accuracy"] for r in run.rounds if r.get("accuracy") is not None and r["round"] > (1 - LAST) * planned]
-    return fmean(late) if late else run.final_accuracy
-
-
-def early_accuracy(run: Run, share: float) -> float | None:
-    """Mean of the evaluations in the first ``share`` of the planned rounds."""
-    planned = number(run.config.get("rounds")) or (run.rounds[-1]["round"] if run.rounds else 0)
-    known = [r["accuracy"] for r in run.rounds if r.get("accuracy") is not None and r["round"] <= share * planned]
-    return fmean(known) if known else None
-
-
-def first_round(run: Run, accuracy: float) -> int | None:
-    """The first evaluated round at or above ``accuracy``."""
-    return next((r["round"] for r in run.rounds if (r.get("accuracy") or 0.0) >= accuracy), None)
 
 
 def needed(one: Stat, other: Stat) -> float:

@@ -1,4 +1,4 @@
-"""Which runs belong together, what tells them apart, and whether they may be compared at all.
+"""Which runs belong together, and what tells them apart.
 
 Runs whose configs differ in nothing but the seed form a group, and a group is summarised by mean and standard
 deviation. What differs between groups is what a chart's legend has to say, and no more.
@@ -7,12 +7,13 @@ deviation. What differs between groups is what a chart's legend has to say, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
-from fedhyper.lab.results.stored import Run, number, seconds_of
+from fedhyper.lab.results.metrics import Stat, number, traffic
+from fedhyper.lab.results.stored import StoredRun
 
 # How a run is carried out, not what it computes: no reason to keep two runs apart.
 NOT_SCIENCE = frozenset(
@@ -21,12 +22,6 @@ NOT_SCIENCE = frozenset(
         *("client_metrics", "max_bad_rounds"),
         *("resume", "quiet", "json", "tensorboard"),
     )
-)
-# Accuracies on different tasks cannot be ranked; on unequal budgets they can only be with care.
-SAME_PROBLEM = ("task", "model", "model_options", "subset", "partition")
-SAME_BUDGET = (
-    *("rounds", "clients", "clients_per_round", "local_epochs", "local_steps", "batch_size"),
-    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "dtype"),
 )
 _JAVASCRIPT = frozenset(
     (
@@ -38,29 +33,12 @@ _FIRST = ("task", "model", "method", "local_lr", "global_lr")
 
 
 @dataclass(frozen=True)
-class Stat:
-    """Mean and sample standard deviation (None below two values) of ``n`` values."""
-
-    mean: float
-    std: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Stat | None:
-        """The statistic of the values that exist; None when none does."""
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        return cls(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
-
-
-@dataclass(frozen=True)
 class Group:
     """Runs that differ in their seed only: ``settings`` is their flat config, ``apart`` the keys in the label."""
 
     label: str
     settings: dict[str, Any]
-    runs: list[Run]
+    runs: list[StoredRun]
     apart: tuple[str, ...] = ()
 
     @property
@@ -69,7 +47,7 @@ class Group:
         return self.runs[0].method
 
     @property
-    def results(self) -> list[Run]:
+    def results(self) -> list[StoredRun]:
         """The runs whose last accuracy is a result; all of them while none has ended."""
         return [run for run in self.runs if run.ended] or self.runs
 
@@ -105,11 +83,6 @@ class Group:
         return Stat.of(sum(map(traffic, run.rounds)) or None for run in self.results)
 
 
-def traffic(record: dict[str, Any]) -> float:
-    """Bytes up and down in one round."""
-    return float((record.get("bytes_up") or 0.0) + (record.get("bytes_down") or 0.0))
-
-
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """``{"partition": {"kind": "iid"}}`` as ``{"partition.kind": "iid"}``; lists become their written form."""
     flat: dict[str, Any] = {}
@@ -125,11 +98,11 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Keys whose values are not all the same, the ones people look for first in front."""
     keys = sorted({key for flat in settings for key in flat} - NOT_SCIENCE)
-    different = [key for key in keys if len({shown(flat.get(key)) for flat in settings}) > 1]
+    different = [key for key in keys if len({as_label(flat.get(key)) for flat in settings}) > 1]
     return sorted(different, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
 
 
-def shown(value: object) -> str:
+def as_label(value: object) -> str:
     """A config value as people write it: ``0.01`` and ``1e-4``, ``1`` for ``1.0``, never longer than a line."""
     if value is None:
         return "none"
@@ -141,12 +114,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-def make_groups(runs: Sequence[Run]) -> list[Group]:
+def make_groups(runs: Sequence[StoredRun]) -> list[Group]:
     """Runs grouped by everything in their configs but the seed, each group labelled by what tells it apart."""
-    by_settings: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    by_settings: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
     for run in runs:
         flat = flatten(run.config)
-        key = tuple(sorted((k, shown(v)) for k, v in flat.items() if k not in NOT_SCIENCE))
+        key = tuple(sorted((k, as_label(v)) for k, v in flat.items() if k not in NOT_SCIENCE))
         # A run without a readable config cannot be known to equal another.
         by_settings.setdefault(key or (("", run.name),), []).append(run)
     members = list(by_settings.values())
@@ -166,7 +139,7 @@ def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:
     parts = 1
     different = differing(flats)
     for key in sorted(different, key=lambda key: key != "method"):
-        finer = len({tuple(shown(flat.get(k)) for k in [*chosen, key]) for flat in flats})
+        finer = len({tuple(as_label(flat.get(k)) for k in [*chosen, key]) for flat in flats})
         if finer > parts:
             chosen, parts = [*chosen, key], finer
     return chosen
@@ -174,11 +147,11 @@ def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:
 
 def describe(settings: dict[str, Any], keys: Sequence[str]) -> str:
     """The values of ``keys`` in words: ``fedavg, local_lr 0.01``."""
-    parts = [shown(settings.get(key)) if key == "method" else f"{key} {shown(settings.get(key))}" for key in keys]
+    parts = [as_label(settings.get(key)) if key == "method" else f"{key} {as_label(settings.get(key))}" for key in keys]
     return ", ".join(parts)
 
 
-def _fallback(run: Run) -> str:
+def _fallback(run: StoredRun) -> str:
     return run.method if run.config else run.name
 
 
@@ -201,93 +174,7 @@ def _order(keys: Sequence[str]) -> Callable[[Group], tuple[Any, ...]]:
     def order(group: Group) -> tuple[Any, ...]:
         # FedAvg first: it is what the others are read against. Numbers by size, the rest by name.
         values = [group.settings.get(key) for key in keys if key != "method"]
-        sizes = tuple((0, v, "") if (v := number(value)) is not None else (1, 0.0, shown(value)) for value in values)
+        sizes = tuple((0, v, "") if (v := number(value)) is not None else (1, 0.0, as_label(value)) for value in values)
         return (group.method != "fedavg", group.method, sizes)
 
     return order
-
-
-def same_problem(one: Group, other: Group) -> bool:
-    """Whether two groups solve the same problem on the same budget, so that a difference is the method's."""
-    keys = {k for k in one.settings.keys() | other.settings.keys() if is_problem(k) or k in SAME_BUDGET}
-    return all(shown(one.settings.get(key)) == shown(other.settings.get(key)) for key in keys)
-
-
-def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
-    """The FedAvg groups this one may be measured against, those with its own initial rates if there are any."""
-    candidates = [g for g in groups if g.method == "fedavg" and g is not group and same_problem(group, g)]
-    same_rates = [
-        g for g in candidates if all(g.settings.get(k) == group.settings.get(k) for k in ("local_lr", "global_lr"))
-    ]
-    return same_rates or candidates
-
-
-def is_problem(key: str) -> bool:
-    """Whether a setting decides what is learned from what, so that results across it cannot be ranked."""
-    return key.split(".")[0] in SAME_PROBLEM
-
-
-def comparability(groups: Sequence[Group]) -> list[str]:
-    """What stands in the way of comparing these groups, one plain sentence each; empty when nothing does."""
-    flats = [group.settings for group in groups]
-    different = differing(flats)
-    values = {key: "; ".join(sorted({shown(flat.get(key)) for flat in flats})[:6]) for key in different}
-    notes = [
-        f"Not comparable: {key} differs ({values[key]}). Do not rank accuracies across it."
-        for key in different
-        if is_problem(key)
-    ]
-    notes += [
-        f"Unequal conditions: {key} differs ({values[key]}). Compare with care."
-        for key in different
-        if key in SAME_BUDGET
-    ]
-    notes += _partition_notes(groups)
-    machines = {
-        (shown(env.get("machine")), shown(env.get("platform")), shown(env.get("cpu_count")))
-        for group in groups
-        for run in group.runs
-        if (env := run.env)
-    }
-    if len(machines) > 1:
-        notes.append(f"Seconds are not comparable: the runs come from {len(machines)} different machines.")
-    counts = sorted({len(group.runs) for group in groups})
-    if len(counts) > 1:
-        notes.append(f"Unequal numbers of seeds: between {counts[0]} and {counts[-1]} runs behind each line.")
-    return notes
-
-
-def _partition_notes(groups: Sequence[Group]) -> list[str]:
-    hashes: dict[tuple[str, ...], set[str]] = {}
-    for group in groups:
-        data = tuple(
-            f"{key}={shown(value)}"
-            for key, value in sorted(group.settings.items())
-            if key.split(".")[0] in ("task", "partition", "clients")
-        )
-        for run in group.runs:
-            if run.partition and run.partition.get("sha256"):
-                key = (*data, shown(run.config.get("seed")))
-                hashes.setdefault(key, set()).add(shown(run.partition["sha256"]))
-    if any(len(found) > 1 for found in hashes.values()):
-        return ["Not comparable: runs with the same partition settings and seed hold different partitions of the data."]
-    return []
-
-
-def unfinished(runs: Sequence[Run]) -> list[str]:
-    """One sentence for each run that did not come to its end, or that ended badly."""
-    sentences = []
-    for run in runs:
-        planned = number(run.config.get("rounds"))
-        of = f" of {planned:g}" if planned else ""
-        done = run.rounds[-1]["round"] if run.rounds else 0
-        # A killed run could not say so: its summary still reads as it did while it was alive.
-        status = "running or killed" if run.status == "running" else shown(run.status)
-        if run.status != "finished":
-            sentences.append(f"{run.name}: {status} after round {done}{of}.")
-    return sentences
-
-
-def total_seconds(run: Run) -> float:
-    """Seconds of all recorded rounds."""
-    return sum(map(seconds_of, run.rounds))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedhyper.lab.results.groups import Group, Stat, baseline, same_problem
-from fedhyper.lab.results.series import Series, quantile
+from fedhyper.lab.results.comparing import baseline, same_problem
+from fedhyper.lab.results.groups import Group
+from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.tables import spread
 
 
@@ -82,10 +84,10 @@ def _speed(best: Group, rival: Group) -> str:
 
 
 def _sweep(series: Sequence[Series]) -> tuple[str, str]:
-    finals = {one.label: [v for run in one.runs if (v := run.final_accuracy) is not None] for one in series}
+    finals = {one.label: one.accuracies() for one in series}
     ranked = sorted((label for label in finals if finals[label]), key=lambda label: -quantile(finals[label], 0.5))
     words = [f"{label} {quantile(finals[label], 0.5):.1%} (worst {min(finals[label]):.1%})" for label in ranked]
     first = ranked[0]
-    title = f"{first}: {quantile(finals[first], 0.5):.1%} in the median of {len(finals[first])} runs"
+    title = f"{first}: {quantile(finals[first], 0.5):.1%} in the median of {len(finals[first])} settings"
     title += f", {min(finals[first]):.1%} at worst"
     return title, f"Median final accuracy over all settings: {'; '.join(words)}."

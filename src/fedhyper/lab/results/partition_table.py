@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from fedhyper.lab.config.model import Config
-from fedhyper.lab.running.display import BARS
+from fedhyper.lab.running.words import BARS
 
 SHOWN = 20  # clients in the table; the picture has them all
 

@@ -1,35 +1,27 @@
 """Run directories, read back: whatever was written is used, whatever is missing or broken is named, nothing is trusted.
 
 A run may have been killed between two bytes, may still be running, or may not be a run at all. Only "there is
-nothing here to read" is an error; everything else becomes a line in :attr:`Run.problems`.
+nothing here to read" is an error; everything else becomes a line in :attr:`StoredRun.problems`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedhyper.errors import StorageError, UserError
+from fedhyper.lab.results.metrics import final_accuracy, number, seconds_of
+from fedhyper.lab.results.reading import clean, read_object, read_rounds, read_table
 
 # Deep enough for runs/project/sweep/cells/name, shallow enough that "report /" ends.
 _MAX_DEPTH = 8
-_NUMBERS = frozenset(
-    (
-        *("round", "global_lr", "local_lr", "local_lr_min", "local_lr_max", "hypergrad", "cosine", "update_norm"),
-        *("train_loss", "test_loss", "accuracy", "seconds_train", "seconds_aggregate", "seconds_evaluate"),
-        *("bytes_up", "bytes_down", "clients_used", "clients_rejected"),
-    )
-)
 _NOT_RUNNING = frozenset({"finished", "diverged"})
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One run directory. ``problems`` says, one line each, what could not be read."""
 
     name: str
@@ -59,10 +51,15 @@ class Run:
 
     @property
     def final_accuracy(self) -> float | None:
-        """The last measured test accuracy, a fraction; None when none was measured."""
+        """``metrics.final_accuracy`` of its rounds; what its summary says when no round can be read."""
         # The summary of a killed run is older than its last round, so the rounds have the word.
-        measured = (r["accuracy"] for r in reversed(self.rounds) if r.get("accuracy") is not None)
-        return next(measured, number((self.summary or {}).get("final_accuracy")))
+        final = final_accuracy(self.rounds)
+        return number((self.summary or {}).get("final_accuracy")) if final is None else final
+
+    @property
+    def planned(self) -> float:
+        """The number of rounds its config asks for; of those recorded when it does not say."""
+        return number(self.config.get("rounds")) or (self.rounds[-1]["round"] if self.rounds else 0)
 
     @property
     def target_accuracy(self) -> float | None:
@@ -79,7 +76,7 @@ class Run:
         return None
 
 
-def load_runs(paths: Sequence[Path]) -> list[Run]:
+def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
     """Every run under ``paths``: run directories, sweeps, directories of either, in the order of their paths.
 
     A path that does not exist is an error; one without runs is passed over when another has some, so that
@@ -101,22 +98,6 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
             f"no runs in {shown}; pass a directory that holds config.toml and metrics.jsonl, as `fedhyper run` writes"
         )
     return [_load(path, name) for path, name in found.items()]
-
-
-def number(value: object) -> float | None:
-    """``value`` as a finite float; None for anything else, booleans and numerals in strings included."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        result = float(value)
-    except OverflowError:
-        return None
-    return result if math.isfinite(result) else None
-
-
-def seconds_of(record: dict[str, Any]) -> float:
-    """Seconds one round took: training, aggregation and evaluation."""
-    return sum(record.get(f"seconds_{part}") or 0.0 for part in ("train", "aggregate", "evaluate"))
 
 
 def _find(path: Path, depth: int) -> Iterator[Path]:
@@ -146,117 +127,21 @@ def _is_run(path: Path) -> bool:
         return False
     if any((path / other).exists() for other in ("summary.json", "env.json", "partition.json", "checkpoint")):
         return True
-    return "method" in _toml(config, [])
+    return "method" in read_table(config, [])
 
 
 def _name(path: Path, root: Path) -> str:
     parts = [part for part in path.relative_to(root).parts if part != "cells"]
-    return _clean("/".join(parts) or path.resolve().name)  # type: ignore[no-any-return]
+    return clean("/".join(parts) or path.resolve().name)  # type: ignore[no-any-return]
 
 
-def _load(path: Path, name: str) -> Run:
+def _load(path: Path, name: str) -> StoredRun:
     problems: list[str] = []
-    config = _toml(path / "config.toml", problems)
-    rounds = _rounds(path / "metrics.jsonl", problems)
-    summary = _object(path / "summary.json", problems)
-    env = _object(path / "env.json", problems)
-    partition = _object(path / "partition.json", [])
+    config = read_table(path / "config.toml", problems)
+    rounds = read_rounds(path / "metrics.jsonl", problems)
+    summary = read_object(path / "summary.json", problems)
+    env = read_object(path / "env.json", problems)
+    partition = read_object(path / "partition.json", [])
     if summary is None:
         problems.append("summary.json is missing: the run was killed or is still going")
-    return Run(name, path, config, rounds, summary, env, partition, problems)
-
-
-def _text(path: Path, problems: list[str]) -> str | None:
-    try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read: {error.strerror}")
-        return None
-
-
-def _toml(path: Path, problems: list[str]) -> dict[str, Any]:
-    text = _text(path, problems)
-    if text is None:
-        problems.append(f"{path.name} is missing")
-        return {}
-    try:
-        return _clean(tomllib.loads(text))  # type: ignore[no-any-return]
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        problems.append(f"{path.name} is not TOML: {_first_line(error)}")
-        return {}
-
-
-def _object(path: Path, problems: list[str]) -> dict[str, Any] | None:
-    text = _text(path, problems)
-    if text is None:
-        return None
-    try:
-        value = _clean(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        problems.append(f"{path.name} is not JSON: {_first_line(error)}")
-        return None
-    if not isinstance(value, dict):
-        problems.append(f"{path.name} holds no object")
-        return None
-    return value
-
-
-def _rounds(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    text = _text(path, problems)
-    if text is None:
-        problems.append(f"{path.name} is missing: no round was recorded")
-        return []
-    whole = text.endswith("\n")
-    lines = text.split("\n")
-    by_round: dict[int, dict[str, Any]] = {}
-    for place, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = _record(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            last = place == len(lines) and not whole
-            what = "was cut off while it was written" if last else f"is no record: {_first_line(error)}"
-            problems.append(f"{path.name} line {place} {what}")
-            continue
-        by_round[record["round"]] = record  # a resumed run may write a round again; the last word counts
-    if not by_round and not problems:
-        problems.append(f"{path.name} is empty: no round was recorded")
-    return [by_round[t] for t in sorted(by_round)]
-
-
-def _record(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("not an object")
-    record: dict[str, Any] = _clean(value)
-    for key in _NUMBERS & record.keys():
-        record[key] = number(record[key])
-    t = record.get("round")
-    if t is None or t != int(t) or t < 0:
-        raise ValueError("no round number")
-    record["round"] = int(t)
-    reasons = record.get("reject_reasons")
-    counts = reasons.items() if isinstance(reasons, dict) else ()
-    record["reject_reasons"] = {k: int(n) for k, v in counts if (n := number(v)) is not None and n > 0}
-    record["rollback"] = record.get("rollback") is True
-    clients = record.get("client_accuracy")
-    values = [number(v) for v in clients] if isinstance(clients, list) else []
-    record["client_accuracy"] = [v for v in values if v is not None]
-    return record
-
-
-def _clean(value: Any) -> Any:
-    """Strings that any encoder accepts: JSON may hold half a surrogate pair, file names arbitrary bytes."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_clean(str(key)): _clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    return value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    return StoredRun(name, path, config, rounds, summary, env, partition, problems)

@@ -12,8 +12,10 @@ from statistics import fmean
 from typing import Literal, get_args
 
 from fedhyper.errors import UserError
-from fedhyper.lab.results.groups import Group, Stat, baseline, describe, make_groups, same_problem
-from fedhyper.lab.results.series import Series, quantile
+from fedhyper.lab.results.comparing import baseline, same_problem
+from fedhyper.lab.results.groups import Group, describe, make_groups
+from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.stored import load_runs
 
 Style = Literal["md", "latex", "csv"]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedhyper
-from fedhyper.errors import UserError
-from fedhyper.lab.config.model import Config, printable
+from fedhyper.errors import UserError, printable
+from fedhyper.lab.config.model import Config
 from fedhyper.lab.plugins import imported
 
 if TYPE_CHECKING:

@@ -9,31 +9,19 @@ weights.safetensors                                      at the end
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from fedhyper.errors import CheckpointRefused, StorageError, UserError
+from fedhyper.errors import CheckpointRefused, UserError
 from fedhyper.lab.config.model import Config, dump, make_config, read_toml
 from fedhyper.storage import checkpoint
+from fedhyper.storage.files import disk_errors, lock, read_json, replace, write_all
 
 KEEP = 2  # checkpoints; should the newest be damaged, the one before it leads to the same bits
 # What a run that was killed before its first file was complete may have left.
 _OWN = frozenset({".lock", "checkpoint", "metrics.jsonl"})
-
-
-@contextlib.contextmanager
-def storage(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about ``path`` into one line and exit code 74."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise StorageError(f"{path}: {reason}; free space, check the permissions, or choose another --out") from error
 
 
 class RunDirectory:
@@ -44,7 +32,7 @@ class RunDirectory:
         self.metrics_bytes = 0
         self._metrics = -1
         self._new = not self.path.exists()
-        with storage(self.path):
+        with disk_errors(self.path):
             _refuse_foreign(self.path)
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.path)
@@ -81,7 +69,7 @@ class RunDirectory:
     def write(self, name: str, text: str) -> None:
         """Replace a file as a whole."""
         path = self.path / name
-        with storage(path):
+        with disk_errors(path):
             replace(path, text.encode())
 
     def write_json(self, name: str, value: Any) -> None:
@@ -105,7 +93,7 @@ class RunDirectory:
     def open_metrics(self, keep: int) -> list[dict[str, Any]]:
         """Make ``metrics.jsonl`` ready for more, cut to its first ``keep`` bytes; the records in them come back."""
         path = self.path / "metrics.jsonl"
-        with storage(path):
+        with disk_errors(path):
             self._metrics = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
             size = os.fstat(self._metrics).st_size
             if size < keep:
@@ -123,9 +111,9 @@ class RunDirectory:
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add a round. A line that cannot be written whole is taken back."""
         path, line = self.path / "metrics.jsonl", json.dumps(record, allow_nan=False).encode() + b"\n"
-        with storage(path):
+        with disk_errors(path):
             try:
-                _write_all(self._metrics, line)
+                write_all(self._metrics, line)
             except OSError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._metrics, self.metrics_bytes)
@@ -136,10 +124,10 @@ class RunDirectory:
 
     def save_checkpoint(self, t: int, tensors: dict[str, Any], values: dict[str, Any]) -> None:
         """The state after round ``t``, then forget all but the newest. The metrics reach the disk first."""
-        with storage(self.path / "metrics.jsonl"):
+        with disk_errors(self.path / "metrics.jsonl"):
             os.fsync(self._metrics)
         checkpoint.save(self._checkpoint(t), tensors, values | {"round": t, "metrics_bytes": self.metrics_bytes})
-        with storage(self.path / "checkpoint"):
+        with disk_errors(self.path / "checkpoint"):
             for old in self.checkpoints()[:-KEEP]:
                 old.unlink(missing_ok=True)
 
@@ -155,7 +143,7 @@ class RunDirectory:
                 refused.append(str(error))
                 continue
             for damaged in found[found.index(path) + 1 :]:  # else "the newest two" would keep it and drop a good one
-                with storage(damaged):
+                with disk_errors(damaged):
                     damaged.rename(damaged.with_suffix(".damaged"))
             return tensors, values, refused
         if refused:
@@ -188,19 +176,6 @@ def read_config(path: Path) -> Config | None:
         raise CheckpointRefused(f"{error}; this directory's run cannot be continued") from error
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None when it is absent or is not one."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}; check its permissions") from error
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _refuse_foreign(path: Path) -> None:
     if not path.exists():
         return
@@ -211,65 +186,3 @@ def _refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} is not empty and holds no run; choose another --out")
     if "config.toml" in names and "metrics.jsonl" not in names and ".lock" not in names:
         raise UserError(f"{path} has a config.toml but holds no run; choose another --out")
-
-
-def lock(path: Path) -> int:
-    """Hold the directory until the descriptor that comes back is closed, or refuse because another process does."""
-    # flock and not a file with a pid in it: the kernel lets go of it when its holder dies, however it dies.
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    give_up = time.monotonic() + 2.0
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-            # A process killed while it was starting another one leaves the lock with that one until it has started.
-            if holder.isdigit() and not _alive(int(holder)) and time.monotonic() < give_up:
-                time.sleep(0.02)
-                continue
-            os.close(descriptor)
-            who = f"process {holder}" if holder.isdigit() else "another process"
-            raise StorageError(f"{path} is in use by {who}; wait for it, or choose another --out") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's, and there
-        return True
-    return True
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Put ``content`` where ``path`` is, whole or not at all: temporary file, flush, rename, flush."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o666)
-    try:
-        try:
-            _write_all(descriptor, content)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -16,9 +16,10 @@ import fedhyper
 from fedhyper.errors import CheckpointRefused, TrainingStopped, UserError
 from fedhyper.lab.config.model import Config, config_hash, differences
 from fedhyper.lab.running.build import environment, library_version, make_simulation
-from fedhyper.lab.running.directory import RunDirectory, replace, storage
+from fedhyper.lab.running.directory import RunDirectory
 from fedhyper.lab.running.interrupt import AbandonRound, Interrupted, Signals
 from fedhyper.lab.running.progress import Listener, Progress, Record, Silent, Summary
+from fedhyper.storage.files import disk_errors, replace
 
 if TYPE_CHECKING:
     from fedhyper.sim.simulation import Simulation
@@ -215,7 +216,7 @@ class Run:
         """Bring everything to disk. Raises TrainingStopped when the guard ended the run."""
         self.checkpoint()
         weights = self.files.path / "weights.safetensors"
-        with storage(weights):
+        with disk_errors(weights):
             self._write_weights(weights)
         diverged = self.over == "diverged"
         summary = self._write_summary("diverged" if diverged else "finished")

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from fedhyper.lab.config.model import printable
-from fedhyper.lab.running.display import duration, percent
+from fedhyper.errors import printable
+from fedhyper.lab.running.words import duration, percent
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedhyper.errors import UserError
-from fedhyper.lab.config.model import CHANGEABLE, Config, make_config, parse_value, printable, put, split_override
+from fedhyper.errors import UserError, printable
+from fedhyper.lab.config.model import CHANGEABLE, Config, make_config, parse_value, put, split_override
 
 MAX_CELLS = 100_000
 MAX_NAME = 120  # of the 255 bytes that file systems allow

@@ -22,9 +22,10 @@ from typing import IO, Any, Protocol
 from fedhyper.errors import CheckpointRefused, UserError
 from fedhyper.lab.config.model import differences, dump_toml
 from fedhyper.lab.running.build import cores
-from fedhyper.lab.running.directory import lock, read_config, read_json, replace, storage
+from fedhyper.lab.running.directory import read_config
 from fedhyper.lab.running.interrupt import Interrupted, Signals
 from fedhyper.lab.sweep.grid import Cell
+from fedhyper.storage.files import disk_errors, lock, read_json, replace
 
 ATTEMPTS = 2  # a cell whose process died is continued once; twice is no accident
 GRACE = 6.0  # seconds for the cells to write their checkpoints
@@ -117,7 +118,7 @@ def run_sweep(
 
     ``jobs`` cells run at a time (None: as many as there are cores), each with its share of the cores.
     """
-    with storage(out):
+    with disk_errors(out):
         _refuse_foreign(out)
         (out / "cells").mkdir(parents=True, exist_ok=True)
         held = lock(out)
@@ -136,7 +137,7 @@ def run_sweep(
             ordered = [outcomes[cell.name] for cell in cells if cell.name in outcomes]
             display.end(ordered)
         failures = {one.cell.name: one.message for one in ordered if one.status not in ("finished", "diverged")}
-        with storage(out):
+        with disk_errors(out):
             replace(out / "failures.json", (json.dumps(failures, indent=1) + "\n").encode())
         return ordered
 

@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
-from fedhyper.errors import TrainingStopped, UserError
-from fedhyper.lab.config.model import make_config, printable
+from fedhyper.errors import TrainingStopped, UserError, printable
+from fedhyper.lab.config.model import make_config
 from fedhyper.lab.plugins import import_inherited
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.progress import Record, Silent

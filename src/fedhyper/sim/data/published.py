@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedhyper.errors import UserError
-from fedhyper.sim.registry import nearest
+from fedhyper.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -167,5 +166,5 @@ DATASETS = {
 def dataset(name: str) -> Dataset:
     """The registered dataset of this name."""
     if name not in DATASETS:
-        raise UserError(f"there is no dataset {name!r}; {nearest(name, DATASETS)}")
+        raise UserError(f"there is no dataset {name!r}; {did_you_mean(name, DATASETS)}")
     return DATASETS[name]

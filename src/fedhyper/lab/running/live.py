@@ -1,0 +1,101 @@
+"""A run on a terminal: a table that grows in place, with sparklines under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedhyper.errors import printable
+from fedhyper.lab.running.display import Clock, Quiet
+from fedhyper.lab.running.words import closing, number, percent, remarks, sparkline, title
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    from fedhyper.lab.running.progress import Record, Summary
+    from fedhyper.lab.running.run import Run
+
+
+ROWS = 12  # of the live table
+
+
+class LiveTable(Quiet):
+    """A table that grows in place, with sparklines of accuracy and rates under it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._records: list[Record] = []
+        self.clock = Clock()
+
+    def start(self, run: Run) -> None:
+        """Put the table on the screen."""
+        from rich.live import Live
+
+        self._records, self.clock = [], Clock()
+        self._run = run
+        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
+        self._live.start()
+
+    def round(self, run: Run, record: Record) -> None:
+        """The screen is refreshed four times a second, not for every round."""
+        self.clock.tick()
+        self._records.append(record)
+
+    def note(self, text: str) -> None:
+        """Above the table, when there is one."""
+        if self._live is None:
+            super().note(text)
+        else:
+            self._live.console.print(f"note: {printable(text, 500)}", markup=False, highlight=False, soft_wrap=True)
+
+    def end(self, run: Run, summary: Summary) -> None:
+        """Leave the table as it is and say how it ended."""
+        if self._live is None:
+            return
+        self._live.refresh()
+        self._live.stop()
+        for line in (closing(run.config, summary), f"files in {printable(str(run.out))}"):
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _render(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        config, done = self._run.config, self._run.round
+        lines = [Text(title(config), style="bold"), round_table(self._records[-ROWS:])]
+        for name, key, log in (("accuracy", "accuracy", False), ("local rate", "local_lr", True)):
+            lines.append(Text(f"{name:>11} {sparkline((r[key] for r in self._records), log=log)}", style="cyan"))
+        if any(r["global_lr"] != config.global_lr for r in self._records):
+            lines.append(
+                Text(f"global rate {sparkline((r['global_lr'] for r in self._records), log=True)}", style="cyan")
+            )
+        left = f", {self.clock.left(config.rounds - done)} left" if self._records else ""
+        lines.append(Text(f"round {done} of {config.rounds}, {self.clock.seconds:.2f} s a round{left}"))
+        return Group(*lines)
+
+
+def round_table(records: Sequence[Record]) -> Any:
+    """The newest rounds as a rich table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for heading in ("round", "accuracy", "loss", "global rate", "local rate", "seconds", ""):
+        if heading:
+            table.add_column(heading, justify="right", no_wrap=True)
+        else:
+            table.add_column(style="yellow", no_wrap=True, overflow="ellipsis")
+    for record in records:
+        seconds = sum(value for key, value in record.items() if key.startswith("seconds"))
+        table.add_row(
+            str(record["round"]),
+            percent(record["accuracy"]),
+            number(record["train_loss"]),
+            number(record["global_lr"]),
+            number(record["local_lr"]),
+            f"{seconds:.2f}",
+            Text(remarks(record).strip()),
+        )
+    return table
