@@ -1,4 +1,4 @@
-"""Which runs have other weights than before: ``python tests/golden/compare.py BEFORE AFTER``; exit code 1 if any has."""
+"""Which runs have other weights than before: ``python tests/golden/compare.py BEFORE AFTER``; exit code 1 if any."""
 
 from __future__ import annotations
 
