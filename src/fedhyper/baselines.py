@@ -17,6 +17,7 @@ class Constant:
 
     lr: float = 1.0
     requires: ClassVar[tuple[str, ...]] = ()
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("lr", self.lr)
@@ -37,6 +38,7 @@ class Decay:
     lr: float = 1.0
     factor: float = 0.995
     requires: ClassVar[tuple[str, ...]] = ()
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("lr", self.lr)
@@ -63,6 +65,7 @@ class FedExP:
 
     epsilon: float = 1e-3
     requires: ClassVar[tuple[str, ...]] = ("delta", "sq_norm")
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)

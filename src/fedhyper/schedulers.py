@@ -123,6 +123,7 @@ class FedHyperG(_Hypergradient):
     lr: float = 1.0
     bound: float = 3.0
     requires: ClassVar[tuple[str, ...]] = ("delta",)
+    products_only: ClassVar[bool] = True
 
     def update(self, state: LRState, delta: Array) -> LRState:
         """The rate to apply ``delta`` with. The state keeps a reference to ``delta``: do not write into it."""
@@ -158,6 +159,7 @@ class FedHyperCL(_Hypergradient):
     global_term: Literal["add", "sign", "off"] = "add"
     epsilon: float = 0.1
     requires: ClassVar[tuple[str, ...]] = ("grad", "delta")
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

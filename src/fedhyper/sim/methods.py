@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from fedhyper.automatic.auto import Auto, Grafted
+from fedhyper.automatic.auto import Auto
+from fedhyper.averages import Averaging, LastTwo
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.errors import UserError
-from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
+from fedhyper.optimizers import Adagrad, Adam, Momentum, ServerOptimizer, Yogi
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
 
@@ -33,13 +34,16 @@ class Local:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A whole method. ``average_last_two``: evaluate and save (w_t + w_t+1)/2, as FedExP's authors do."""
+    """A whole method: what decides the rates, what the server makes of an aggregate, and what clients run.
+
+    ``server`` and ``average``: None is the plan's own choice.
+    """
 
     name: str
     plan: Plan
-    server: ServerOptimizer = field(default_factory=Average)
+    server: ServerOptimizer | None = None
     local: Local = field(default_factory=Local)
-    average_last_two: bool = False
+    average: Averaging | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ METHODS: dict[str, _Entry] = {
     "fedexp": _Entry(
         "FedExP: extrapolation from the clients' norms; there is no initial global rate",
         ("epsilon",),
-        lambda s: s.method(global_rule=FedExP(**s.pick("epsilon")), average_last_two=True),
+        lambda s: s.method(global_rule=FedExP(**s.pick("epsilon")), average=LastTwo()),
     ),
     "decay-g": _Entry(
         "the global rate × 0.995 a round",
@@ -187,7 +191,6 @@ def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any)
             return method
         names, server = _SUFFIXES[suffix]
         settings = {option: options[option] for option in names if option in options}
-        made = server(**settings)
-        return replace(method, server=Grafted(made) if isinstance(method.plan, Auto) and suffix == "adam" else made)
+        return replace(method, server=server(**settings))
     except (ValueError, TypeError) as error:  # a rule says which setting, which value, which cure
         raise UserError(f"method '{name}': {error}") from error
