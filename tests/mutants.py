@@ -60,6 +60,11 @@ def layer_1() -> list[str]:
     return sorted(path.relative_to(PACKAGE).as_posix().removesuffix(".py") for path in paths)
 
 
+def targets() -> list[str]:
+    """Those that are broken: not the gathered names, nor the exit codes, which belong to the command line's tests."""
+    return [file for file in layer_1() if file != "errors" and not file.endswith("__init__")]
+
+
 def imported(path: Path) -> set[str]:
     """The files of this package that ``path`` imports; a name of ``fedhyper`` itself is looked up in ``__init__``."""
     found: set[str] = set()
@@ -95,7 +100,7 @@ def judges() -> dict[str, list[str]]:
     """
     files, uses = set(layer_1()), {}
     for path in sorted((ROOT / "tests").glob("test_*.py")):
-        found = imported(path)
+        found = imported(path) - {"__init__"}
         if found and found <= files and "from tests" not in path.read_text():
             uses[path.stem] = found
     below = {file: imported(PACKAGE / f"{file}.py") for file in files}
@@ -164,7 +169,7 @@ def _judge(mutant: Mutant | None, names: list[str], log: Path) -> int:
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant: pytest's exit code or minus a signal, the test that failed, seconds of processor time."""
+    """What became of a mutant: pytest's exit code or minus a signal, the test that failed, processor seconds."""
 
     code: int
     failed: str
@@ -225,6 +230,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tests", nargs="+", help="let only these judge, e.g. test_theory")
     parser.add_argument("--at-least", type=float, default=0.0, help="exit code 1 below this kill rate, in [0, 1]")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--judges", action="store_true", help="print the test files of layer 1, run nothing")
     parser.add_argument("--list", action="store_true", help="print the mutants and their judges, run nothing")
     return parser.parse_args()
 
@@ -236,8 +242,11 @@ def main() -> int:
         sys.exit(f"no file of layer 1: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     if chosen.tests:
         known = dict.fromkeys(known, chosen.tests)
-    todo = mutants(chosen.files or layer_1())
+    todo = mutants(chosen.files or targets())
     todo = sample(todo, chosen.sample, chosen.seed) if chosen.sample else todo
+    if chosen.judges:
+        print(*sorted({f"tests/{name}.py" for names in known.values() for name in names}))
+        return 0
     if chosen.list:
         print(*todo, sep="\n")
         print(*(f"{file}: {' '.join(names)}" for file, names in sorted(known.items())), sep="\n")

@@ -2,8 +2,8 @@
 
 Left alone, because no test of behaviour could or should notice: docstrings, annotations, decorators, words of messages
 (f-strings, and whatever stands in a ``raise``), ``__repr__``, protocols (nothing runs there), ``zip(strict=...)`` (an
-assertion). An assignment is removed only if its name has another value without it: else the mutant is a NameError, which
-any test that merely imports the line would kill.
+assertion). An assignment is removed only if its name has another value without it: else the mutant is a NameError,
+which any test that merely runs the line would kill.
 
 ``mutmut`` 3 was looked at: it changes functions only, and our settings are defaults of dataclass fields.
 """

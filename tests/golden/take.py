@@ -95,4 +95,5 @@ def take(runs: list[list[str]] | None = None) -> dict[str, Any]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python tests/golden/take.py FILE")
+    Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
     Path(sys.argv[1]).write_text(json.dumps(take(), indent=1) + "\n")
