@@ -14,7 +14,7 @@ from tests.mutants import judges, mutants, sample, targets
 from tests.mutations import sites
 
 SCRIPT = Path(__file__).with_name("mutants.py")
-KILLED = 0.95  # of a sample of 100; the rest have been looked at, see tests/mutants.py --help for how
+KILLED = 0.9  # of a sample of 100 over all files. Some changes alter nothing: a bound that is never reached, say
 forks = pytest.mark.skipif(sys.platform == "win32", reason="mutants run in forks")
 
 
