@@ -1,235 +1,282 @@
-"""Break layer 1 one line at a time and see the suite notice: ``python tests/mutants.py [file or text to select]``.
+"""Break layer 1 one small change at a time and see the suite notice: ``python tests/mutants.py [FILE ...]``.
 
-Each mutant is a copy of the package in a temporary directory with one line changed. The fast tests of layer 1 run
-against the copy; a mutant that no test fails is a hole in the suite, and the exit code is 1. Torch and pytest are
-imported once and every mutant runs in a fork of that process.
+The changes are made from the syntax tree (``mutations.py``). Torch and pytest are imported once; every mutant is a fork
+of that process in which one module is compiled from the changed tree. Its judges are the tests of that file and of the
+files that import it, quick ones first; the first that fails has killed it. Printed are the kill rate of every file and
+every survivor with its line. Exit code 1: the rate is below ``--at-least``.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import contextlib
+import gc
+import hashlib
+import importlib.util
+import io
 import os
-import shutil
+import resource
 import sys
 import tempfile
 import time
+from collections import Counter
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-TESTS = {  # by the file that is broken, the quick ones first; the later ones run only if those noticed nothing
-    "arrays": ["arrays", "trajectories", "laws"],
-    "schedulers": ["trajectories", "laws", "guard"],
-    "baselines": ["trajectories", "laws"],
-    "optimizers": ["server"],
-    "guard": ["guard", "trajectories", "laws"],
-    "plan": ["plans", "trajectories"],
-    "automatic/auto": ["auto"],
-    "theory": ["theory"],
-}
-SECONDS = 300  # no mutant here hangs: longer than this is an accident, not a kill
+PACKAGE = ROOT / "src" / "fedhyper"
+sys.path.insert(0, str(ROOT))
+
+from tests.mutations import sites  # noqa: E402
+
+SECONDS = 300  # of processor time for one judge: a mutant that needs more runs in circles
+QUICK = ["-x", "-q", "--assert=plain", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+OPTIONS = [*QUICK, "-m", "not slow", "-o", "timeout=60", "--hypothesis-seed=0", f"--rootdir={ROOT}"]
+OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before pytest could rewrite it
 
 
 class Mutant(NamedTuple):
-    """In ``file``, ``old`` (which occurs there once) becomes ``new``."""
+    """Change number ``number`` of the module ``file`` (without ``.py``)."""
 
     file: str
+    number: int
+    line: int
     old: str
     new: str
 
-
-MUTANTS = [
-    # arrays
-    Mutant("arrays", "return array.double() if", "return array if"),
-    Mutant("arrays", "and not isinstance(value, bool)", ""),
-    Mutant("arrays", "else a * 0 + b", "else a * b"),
-    Mutant("arrays", "if left != right:", "if left[-1:] != right[-1:]:"),
-    Mutant("arrays", "range(0, max(a.shape[-1], 1), _CHUNK)", "range(0, max(a.shape[-1] - 1, 1), _CHUNK)"),
-    Mutant("arrays", "slice(start, start + _CHUNK)", "slice(start, start + _CHUNK - 1)"),
-    Mutant("arrays", "_CHUNK = 16_384", "_CHUNK = 65_536_000"),
-    Mutant("arrays", "except (OverflowError, ValueError)", "except (OverflowError,)"),
-    Mutant("arrays", "inner(a, a) ** 0.5 *", "inner(a, a) *"),
-    Mutant("arrays", "where(scale > 0, scale, 1.0)", "scale"),
-    Mutant("arrays", "_flat(_fit(x, y))", "_flat(y)"),
-    # schedulers
-    Mutant("schedulers", "before: Array = 0.0", "before: Array = 1.0"),
-    Mutant("schedulers", 'scale = self.lr if self.bounds == "relative" else 1.0', "scale = self.lr"),
-    Mutant("schedulers", "return scale / self.bound, scale * self.bound", "return 1 / self.bound, scale * self.bound"),
-    Mutant("schedulers", "clamp(self.lr, *self.range, keep=self.lr)", "self.lr"),
-    Mutant("schedulers", "moved = lr + self.hyper_lr * h\n", "moved = lr - self.hyper_lr * h\n"),
-    Mutant("schedulers", "moved = lr + self.hyper_lr * h\n", "moved = lr + h\n"),
-    Mutant("schedulers", "lr + self.hyper_lr * self.lr * h", "lr + self.hyper_lr * lr * h"),
-    Mutant("schedulers", "min(2 * math.log(self.bound), 700.0)", "math.log(self.bound)"),
-    Mutant("schedulers", "min(2 * math.log(self.bound), 700.0)", "2 * math.log(self.bound)"),
-    Mutant("schedulers", "return clamp(moved, low, high, keep=lr)", "return clamp(moved, low, high, keep=low)"),
-    Mutant("schedulers", "return clamp(moved, low, high, keep=lr)", "return moved"),
-    Mutant("schedulers", "where(rows, direction, state.before)", "direction"),
-    Mutant(
-        "schedulers", "self._compare(delta, state.before), delta)", "self._compare(delta, state.before), state.before)"
-    ),
-    Mutant("schedulers", "along + globally / self.local_steps", "along + globally"),
-    Mutant("schedulers", "along + globally / self.local_steps", "along - globally / self.local_steps"),
-    Mutant("schedulers", "not (is_number(state.before) and state.before == 0)", "True"),
-    Mutant("schedulers", "not (is_number(state.before) and state.before == 0)", "not is_number(state.before)"),
-    Mutant(
-        "schedulers", "where(globally > 0, more, where(globally < 0, less, along))", "where(globally > 0, more, less)"
-    ),
-    Mutant("schedulers", "turned + 0.0 * globally", "turned"),
-    Mutant("schedulers", "along * (1 + self.epsilon), along * (1", "along * (1 - self.epsilon), along * (1"),
-    Mutant("schedulers", 'if self.hypergrad == "inner" else', 'if self.hypergrad == "cosine" else'),
-    Mutant("schedulers", '"bounds": "absolute", "hypergrad"', '"bounds": "relative", "hypergrad"'),
-    Mutant("schedulers", "and self.bound >= 1", "and self.bound > 1"),
-    Mutant("schedulers", 'and saved["lr"] > 0', ""),
-    # baselines
-    Mutant(
-        "baselines",
-        "self.factor**state.before, state.before + 1",
-        "self.factor ** (state.before + 1), state.before + 1",
-    ),
-    Mutant("baselines", "sq_norm / (2 * (", "sq_norm / (("),
-    Mutant("baselines", "clamp(float(rate), 1.0,", "clamp(float(rate), 0.0,"),
-    # server
-    Mutant(
-        "optimizers", "self.momentum * state.mean + delta", "self.momentum * state.mean + (1 - self.momentum) * delta"
-    ),
-    Mutant("optimizers", "delta / (square**0.5 + self.tau)", "delta / ((square + self.tau) ** 0.5)"),
-    Mutant("optimizers", "return mean / (square**0.5 + self.tau)", "return mean / (state.square**0.5 + self.tau)"),
-    Mutant(
-        "optimizers",
-        "(state.square > new) * 1.0 - (state.square < new) * 1.0",
-        "(state.square < new) * 1.0 - (state.square > new)",
-    ),
-    # guard
-    Mutant("guard", "if math.isfinite(value) else keep", "if not math.isnan(value) else keep"),
-    Mutant(
-        "guard",
-        "return min(max(float(value), low), high) if math.isfinite(value) else keep",
-        "return max(min(value, high), low)",
-    ),
-    Mutant("guard", "return where(isfinite(value), elementwise", "return where(value == value, elementwise"),
-    Mutant("guard", "0 < examples <=", "0 <= examples <="),
-    Mutant("guard", "if tuple(delta.shape) != tuple(like.shape):", "if delta.shape[-1:] != like.shape[-1:]:"),
-    Mutant("guard", "if not all_finite(delta):", "if bool((delta != delta).any()):"),
-    Mutant("guard", "factor * median(norms)", "median(norms)"),
-    Mutant("guard", "else limit / norm", "else 1 / norm"),
-    Mutant("guard", "self.above_best * state.best", "self.above_best * state.first"),
-    Mutant("guard", "return state._replace(rollback=True)", "return LossState(state.first, loss, rollback=True)"),
-    Mutant("guard", "min(loss, state.best)", "loss"),
-    # plans
-    Mutant(
-        "plan",
-        "local = self.local_rule.update(self.local_rule.init(),",
-        "local = (lambda s, *_: s)(self.local_rule.init(),",
-    ),
-    Mutant("plan", '"sq_norm": sq_norm}', '"sq_norm": loss}'),
-    Mutant("plan", "PlanState(glob.lr, local.lr, False", "PlanState(local.lr, glob.lr, False"),
-    # automatic
-    Mutant("automatic/auto", "min(self.local_lr * self.global_lr, self.probe)", "min(self.local_lr, self.probe)"),
-    Mutant("automatic/auto", "min(self.local_lr * self.global_lr, self.probe)", "self.local_lr * self.global_lr"),
-    Mutant("automatic/auto", "(h + self.drive - self.brake * p * p)", "(h + self.drive - self.brake * p)"),
-    Mutant("automatic/auto", "(h + self.drive - self.brake * p * p)", "(h - self.brake * p * p)"),
-    Mutant("automatic/auto", "1 / (1 - self.momentum) if", "1.0 if"),
-    Mutant("automatic/auto", "math.exp(self.hyper_lr / 4)", "1.0"),
-    Mutant("automatic/auto", "0.0 if climbing else self.momentum", "self.momentum"),
-    Mutant("automatic/auto", "plus(delta, momentum, rate.before) if", "delta if"),
-    Mutant("automatic/auto", "0 if early else seen.averaged + 1", "seen.averaged + 1"),
-    Mutant("automatic/auto", "parts, newest, not climbing, momentum)", "parts, newest, True, momentum)"),
-    Mutant("automatic/auto", "math.sqrt(factor), averaged=0)", "math.sqrt(factor))"),
-    Mutant("automatic/auto", "self.climb**2 if rate.lr < self.probe else self.climb", "self.climb"),
-    Mutant("automatic/auto", "min(rate.lr * factor, ceiling)", "rate.lr * factor"),
-    Mutant("automatic/auto", "return PlanState(1.0, rate.lr, True,", "return PlanState(1.0, rate.lr, False,"),
-    Mutant("automatic/auto", "if length > 0 else 0.0", "if length >= 0 else 0.0"),
-    # theory
-    Mutant("theory", "g2, g4 = local_bound**2, local_bound**4", "g2, g4 = local_bound**2, local_bound**2"),
-    Mutant("theory", "((k - 1) / g2 + 1) / g2", "((k - 1) / g2 + 1)"),
-    Mutant("theory", "P / math.sqrt(M * k * T)", "P / (M * k * T)"),
-]
+    def __str__(self) -> str:
+        return f"{self.file}.py:{self.line}: {' '.join(self.old.split())[:70]} -> {' '.join(self.new.split())[:70]}"
 
 
-def mutate(mutant: Mutant | None, into: Path) -> Path:
-    """A copy of the package under ``into`` with the line changed (or whole, for None); the folder to import from."""
-    shutil.copytree(ROOT / "src" / "fedhyper", into / "fedhyper", ignore=shutil.ignore_patterns("__pycache__"))
-    if mutant:
-        path = into / "fedhyper" / f"{mutant.file}.py"
-        text = path.read_text()
-        assert text.count(mutant.old) == 1
-        path.write_text(text.replace(mutant.old, mutant.new))
-    return into
+# Which files, and who judges them ------------------------------------------------------------------------------------
 
 
-def _run_tests(source: Path, names: list[str], log: Path) -> int:
-    """Child process: import fedhyper from ``source``, run these tests, return pytest's exit code."""
+def layer_1() -> list[str]:
+    """The files of layer 1: those right in the package, and ``automatic/``."""
+    paths = [*PACKAGE.glob("*.py"), *PACKAGE.glob("automatic/*.py")]
+    return sorted(path.relative_to(PACKAGE).as_posix().removesuffix(".py") for path in paths)
+
+
+def targets() -> list[str]:
+    """Those that are broken: not the gathered names, nor the exit codes, which belong to the command line's tests."""
+    return [file for file in layer_1() if file != "errors" and not file.endswith("__init__")]
+
+
+def imported(path: Path) -> set[str]:
+    """The files of this package that ``path`` imports; a name of ``fedhyper`` itself is looked up in ``__init__``."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedhyper":
+            below = "/".join((node.module or "").split(".")[1:])
+            for name in [alias.name for alias in node.names]:
+                inside = f"{below}/{name}".strip("/")
+                if (PACKAGE / f"{inside}.py").is_file() or (PACKAGE / inside).is_dir():
+                    found.add(inside)
+                elif (PACKAGE / f"{below}.py").is_file():
+                    found.add(below)
+                else:
+                    found.add(_exported(below).get(name, below or "__init__"))
+    return found
+
+
+def _exported(package: str) -> dict[str, str]:
+    """Where the names come from that the ``__init__`` of ``package`` takes over."""
+    tree = ast.parse((PACKAGE / package / "__init__.py").read_text())
+    return {
+        alias.name: "/".join((node.module or "").split(".")[1:])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def judges() -> dict[str, list[str]]:
+    """For every file of layer 1, the tests that judge it: those that use it, or that use a file which imports it.
+
+    A test counts if it uses layer 1 and nothing above, so that it is quick.
+    """
+    files, uses = set(layer_1()), {}
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        found = imported(path) - {"__init__"}
+        if found and found <= files and "from tests" not in path.read_text():
+            uses[path.stem] = found
+    below = {file: imported(PACKAGE / f"{file}.py") for file in files}
+    near = {file: {other for other in files if file in below[other]} | {file} for file in files}
+    return {file: [name for name, found in uses.items() if found & near[file]] for file in files}
+
+
+def mutants(files: list[str]) -> list[Mutant]:
+    """Every mutant of these files."""
+    found = {file: sites(ast.parse((PACKAGE / f"{file}.py").read_text())) for file in files}
+    return [Mutant(file, i, s.line, s.old, s.new) for file in files for i, s in enumerate(found[file])]
+
+
+def sample(chosen: list[Mutant], size: int, seed: int) -> list[Mutant]:
+    """``size`` of them, by a hash of what they change: an edit elsewhere in the file leaves the choice as it is."""
+    seen: Counter[str] = Counter()
+    keys = {}
+    for mutant in chosen:
+        what = f"{mutant.file} {mutant.old} {mutant.new}"
+        seen[what] += 1
+        keys[mutant] = hashlib.sha256(f"{seed} {what} {seen[what]}".encode()).hexdigest()
+    return sorted(sorted(chosen, key=keys.__getitem__)[:size])
+
+
+# One mutant, in a fork ------------------------------------------------------------------------------------------------
+
+
+class _Broken(SourceFileLoader):
+    """Loads one module of this package from its changed tree, every other as it is."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+        self.module = "fedhyper." + mutant.file.replace("/", ".")
+        super().__init__(self.module, str(PACKAGE / f"{mutant.file}.py"))
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.module else None
+
+    def get_code(self, fullname: str) -> CodeType:
+        tree = ast.parse(Path(self.path).read_text())
+        sites(tree)[self.mutant.number].apply()
+        return compile(ast.fix_missing_locations(tree), self.path, "exec")
+
+
+def _judge(mutant: Mutant | None, names: list[str], log: Path) -> int:
+    """In the fork: pytest's exit code, 0 if every test passes."""
     import pytest
 
-    sys.path.insert(0, str(source))  # before the editable install
-    os.environ["PYTHONPATH"] = str(source)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    os.environ["PYTHONPATH"] = str(PACKAGE.parent)
+    sys.path.insert(0, str(PACKAGE.parent))  # before an installed one
+    if mutant:
+        sys.meta_path.insert(0, _Broken(mutant))  # type: ignore[arg-type]
     with log.open("w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             import fedhyper
 
-            assert Path(fedhyper.__file__).is_relative_to(source), f"{fedhyper.__file__} is not the mutant"
+            assert Path(fedhyper.__file__).is_relative_to(ROOT), f"{fedhyper.__file__} is another fedhyper"
         except Exception as error:  # a mutant that cannot even be imported is noticed
-            print(f"FAILED import: {error}")
+            print(f"FAILED ::import: {error}")
             return 1
-        options = ["-x", "-q", "--assert=plain", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before pytest could rewrite it
-        code = 0
         for name in names:
-            code = code or int(pytest.main([*options, f"--rootdir={ROOT}", str(ROOT / "tests" / f"test_{name}.py")]))
-        return code
+            if code := int(pytest.main([*OPTIONS, str(ROOT / "tests" / f"{name}.py")])):
+                return code
+        return 0
 
 
-def judge(mutant: Mutant | None) -> tuple[int, str]:
-    """Exit code of the tests against this mutant, and the test that failed."""
-    names = TESTS[mutant.file] if mutant else sorted({name for names in TESTS.values() for name in names})
+class Verdict(NamedTuple):
+    """What became of a mutant: pytest's exit code or minus a signal, the test that failed, processor seconds."""
+
+    code: int
+    failed: str
+    seconds: float
+
+
+def judge_all(jobs: list[tuple[Mutant | None, list[str]]], parallel: int) -> list[Verdict]:
+    """Each job in a fork of its own, ``parallel`` at a time."""
+    verdicts: dict[int, Verdict] = {}
+    running: dict[int, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        source, log = mutate(mutant, Path(folder) / "src"), Path(folder) / "log"
-        child = os.fork()
-        if child == 0:
-            code = 2
-            try:
-                code = _run_tests(source, names, log)
-            finally:
-                os._exit(code)
-        end = time.monotonic() + SECONDS
-        while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
-            if time.monotonic() > end:
-                os.kill(child, 9)
-                os.waitpid(child, 0)
-                return 3, "took too long"
-            time.sleep(0.01)
-        failed = [line for line in log.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return os.waitstatus_to_exitcode(done[1]), failed[0].partition("::")[2].partition(" - ")[0] if failed else ""
+        waiting = list(range(len(jobs)))
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                number = waiting.pop(0)
+                child = os.fork()
+                if child == 0:
+                    code = 2
+                    try:
+                        code = _judge(*jobs[number], Path(folder, str(number)))
+                    finally:
+                        os._exit(code)
+                running[child] = number
+            child, status, usage = os.wait4(-1, 0)
+            number = running.pop(child)
+            print(f"\r{len(verdicts) + 1} of {len(jobs)}", end="", file=sys.stderr, flush=True)
+            log = Path(folder, str(number)).read_text().splitlines() if Path(folder, str(number)).exists() else []
+            failed = [line for line in log if line.startswith(("FAILED", "ERROR"))]
+            verdicts[number] = Verdict(
+                os.waitstatus_to_exitcode(status),
+                failed[0].partition("::")[2].partition(" - ")[0] if failed else "",
+                usage.ru_utime + usage.ru_stime,
+            )
+    print(file=sys.stderr)
+    return [verdicts[number] for number in range(len(jobs))]
+
+
+def _warm() -> None:
+    """Import here, once, what every fork needs; and spare the forks the search for garbage in it."""
+    import numpy
+    import pytest
+    import threadpoolctl
+    import torch
+
+    assert all((numpy, threadpoolctl))
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        pytest.main([*OPTIONS, "--collect-only", __file__])  # loads pytest's plugins
+    gc.freeze()
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="*", help="files of layer 1, e.g. schedulers automatic/auto; all if none")
+    parser.add_argument("--sample", type=int, default=0, help="judge only so many, a fixed choice; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="which choice")
+    parser.add_argument("--tests", nargs="+", help="let only these judge, e.g. test_theory")
+    parser.add_argument("--at-least", type=float, default=0.0, help="exit code 1 below this kill rate, in [0, 1]")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--judges", action="store_true", help="print the test files of layer 1, run nothing")
+    parser.add_argument("--list", action="store_true", help="print the mutants and their judges, run nothing")
+    return parser.parse_args()
 
 
 def main() -> int:
     """Judge them all and print the table."""
-    import hypothesis
-    import numpy
-    import pytest
-    import torch
-
-    assert all((hypothesis, numpy, pytest, torch))  # imported once, here, and inherited by every fork
-    chosen = [m for m in MUTANTS if all(word in str(m) for word in sys.argv[1:])]
-    for file, old, _ in chosen:
-        found = (ROOT / "src" / "fedhyper" / f"{file}.py").read_text().count(old)
-        if found != 1:
-            sys.exit(f"{file}.py has {found} times {old!r}: bring the mutant up to date")
+    chosen, known = arguments(), judges()
+    if unknown := [file for file in chosen.files if file not in known]:
+        sys.exit(f"no file of layer 1: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    if chosen.tests:
+        known = dict.fromkeys(known, chosen.tests)
+    todo = mutants(chosen.files or targets())
+    todo = sample(todo, chosen.sample, chosen.seed) if chosen.sample else todo
+    if chosen.judges:
+        print(*sorted({f"tests/{name}.py" for names in known.values() for name in names}))
+        return 0
+    if chosen.list:
+        print(*todo, sep="\n")
+        print(*(f"{file}: {' '.join(names)}" for file, names in sorted(known.items())), sep="\n")
+        return 0
+    _warm()
     start = time.monotonic()
-    code, failed = judge(None)
-    if code != 0:
-        sys.exit(f"the suite fails without any mutant: {failed or code}")
-    survivors = 0
-    for number, mutant in enumerate(chosen, start=1):
-        code, failed = judge(mutant)
-        survivors += code != 1  # pytest: 1 says tests failed, 0 all passed, anything else is an accident
-        verdict = f"killed by {failed[:60]}" if code == 1 else f"SURVIVED (exit code {code})"
-        print(
-            f"{number:3} {mutant.file:10} {mutant.old.strip()[:42]:42} -> {mutant.new.strip()[:42]:42} {verdict}",
-            flush=True,
-        )
-    print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed in {time.monotonic() - start:.0f} s")
-    return 1 if survivors else 0
+    names = sorted({name for mutant in todo for name in known[mutant.file]})
+    whole = dict(zip(names, judge_all([(None, [name]) for name in names], chosen.jobs), strict=True))
+    if bad := [f"{name} {verdict.failed}" for name, verdict in whole.items() if verdict.code]:
+        sys.exit(f"the suite fails without any mutant: {', '.join(bad)}")
+    order = {m.file: sorted(known[m.file], key=lambda name: whole[name].seconds) for m in todo}
+    return report(todo, judge_all([(m, order[m.file]) for m in todo], chosen.jobs), start, chosen.at_least)
+
+
+def report(todo: list[Mutant], verdicts: list[Verdict], start: float, at_least: float) -> int:
+    """Print what became of them; 1 if too few were killed."""
+    # 1: tests failed; 2: collection broke, or interrupted; minus a signal: it ran in circles. 0: nothing noticed it.
+    survivors = [mutant for mutant, verdict in zip(todo, verdicts, strict=True) if verdict.code == 0]
+    count, alive = Counter(m.file for m in todo), Counter(m.file for m in survivors)
+    print(f"{'file':20} {'mutants':>8} {'killed':>8} {'survived':>9} {'rate':>7}")
+    for file in sorted(count):
+        rate = 1 - alive[file] / count[file]
+        print(f"{file:20} {count[file]:8} {count[file] - alive[file]:8} {alive[file]:9} {rate:7.1%}")
+    rate = 1 - len(survivors) / max(len(todo), 1)
+    print(f"{'all':20} {len(todo):8} {len(todo) - len(survivors):8} {len(survivors):9} {rate:7.1%}")
+    for mutant in survivors:
+        print(f"SURVIVED {mutant}")
+    used = sum(verdict.seconds for verdict in verdicts)
+    print(f"{used:.0f} s of processor time, {time.monotonic() - start:.0f} s in all")
+    return 1 if rate < at_least else 0
 
 
 if __name__ == "__main__":

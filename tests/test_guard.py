@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,7 @@ def _with(value: float, position: tuple[int, int]) -> np.ndarray:
         (OK, NAN, "weight nan is not finite and positive"),
         (OK, INF, "weight inf is not finite and positive"),
         (OK, 10**400, f"weight {10**400} is not finite and positive"),
+        (OK, sys.float_info.max, None),  # the largest float there is, is one
         (OK, True, "weight is bool, not a number"),
         (OK, "7", "weight is str, not a number"),
         (OK, None, "weight is NoneType, not a number"),

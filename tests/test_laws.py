@@ -247,6 +247,15 @@ def test_fedexp_ignores_what_is_no_number() -> None:
         assert FedExP().update(state, *args).lr == 1.5
 
 
+@every(TABLE)
+def test_vectors_are_read_through_their_inner_products_alone(row: Row) -> None:
+    """What ``products_only`` promises: in another orthonormal basis the rates are the same."""
+    basis, _ = np.linalg.qr(np.random.default_rng(6).normal(size=(SIZE, SIZE)))
+    turned = trajectory(row, lambda vector: basis @ np.array(vector))
+    assert row.rule.products_only
+    assert turned == pytest.approx(trajectory(row, np.array), rel=1e-9)
+
+
 # The same numbers, whatever they are kept in -------------------------------------------------------------------------
 
 KINDS: dict[str, Callable[[list[float]], Any]] = {

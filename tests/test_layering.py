@@ -30,6 +30,9 @@ LAYERS = {
     "schedulers": 1,
     "settings": 1,
     "optimizers": 1,
+    "averages": 1,
+    "loop": 1,
+    "server": 1,
     "theory": 1,
     "client": 2,
     "storage": 2,
@@ -221,3 +224,82 @@ def test_the_search_for_undeclared_imports_can_fail(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text("import json, torch, click\nfrom sklearn import datasets\ndef f():\n    import yaml")
     assert undeclared(path) == {"click", "yaml"}
+
+
+# The shape of the house -----------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+MEDIAN, FOLDER, SHARED = 150, 14, 12
+
+
+def test_the_drawn_import_graph_has_no_edge_that_goes_up() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "import_graph.py"), "--edges"]
+    drawn = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    edges = [tuple(line.replace(" -> ", " ").split()) for line in drawn]
+    assert ("sim", "3", "client", "2") in edges  # it draws what is there
+    assert [line for line, (_, high, _, low) in zip(drawn, edges, strict=True) if int(low) > int(high)] == []
+    assert not {("sim", "flower"), ("flower", "sim")} & {(here, there) for here, _, there, _ in edges}
+
+
+def test_the_picture_in_the_architecture_is_the_one_that_the_command_draws() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "import_graph.py")]
+    drawn = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert drawn in page, "run: python docs/import_graph.py docs/architecture.md"
+
+
+def test_files_stay_short() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in FILES}
+    full = sorted(count for count in lengths.values() if count)  # an empty __init__ makes nothing shorter
+    longest = sorted(lengths.items(), key=lambda item: -item[1])[:20]
+    told = "".join(f"\n  {count:4} {path.relative_to(PACKAGE)}" for path, count in longest)
+    assert full[len(full) // 2] <= MEDIAN, f"half of the files have more than {MEDIAN} lines; the longest:{told}"
+
+
+def test_folders_stay_small() -> None:
+    folders = {path.parent for path in FILES}
+    counts = {str(folder.relative_to(PACKAGE.parent)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: count for name, count in counts.items() if count > FOLDER} == {}
+
+
+def _code(path: Path) -> list[tuple[int, str]]:
+    """The lines that are code, with their numbers: no blank ones, no comments, no docstrings, no imports."""
+    tree = ast.parse(path.read_text())
+    left_out: set[int] = set()
+    for node in ast.walk(tree):
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if text or isinstance(node, (ast.Import, ast.ImportFrom)):
+            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = [(number, line.strip()) for number, line in enumerate(path.read_text().splitlines(), start=1)]
+    return [(n, line) for n, line in lines if line and not line.startswith("#") and n not in left_out]
+
+
+def twice(paths: list[Path], size: int = SHARED) -> list[str]:
+    """Where ``size`` lines of code in a row stand in two places; one line for each pair of places."""
+    seen: dict[tuple[str, ...], tuple[Path, int, int]] = {}
+    found, inside = [], set()
+    for path in paths:
+        lines = _code(path)
+        for start in range(len(lines) - size + 1):
+            block = tuple(text for _, text in lines[start : start + size])
+            other = seen.setdefault(block, (path, start, lines[start][0]))
+            if other[:2] == (path, start):
+                continue
+            if (path, start - 1, other[0], other[1] - 1) not in inside:  # else the same pair, a line further on
+                found.append(f"{path.name}:{lines[start][0]} and {other[0].name}:{other[2]}")
+            inside.add((path, start, other[0], other[1]))
+    return found
+
+
+def test_no_block_of_code_stands_twice() -> None:
+    assert twice(FILES) == []
+
+
+def test_the_search_for_blocks_that_stand_twice_can_fail(tmp_path: Path) -> None:
+    block = [f"a{i} = {i}" for i in range(SHARED)]
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text("\n".join([*block, "end = 1"]))
+    two.write_text("\n".join(["b = 2", *block[:5], "# a comment", "", *block[5:]]))
+    assert twice([one, two]) == ["two.py:2 and one.py:1"]
+    two.write_text("\n".join([*block[: SHARED - 1], "c = 3"]))
+    assert twice([one, two]) == []

@@ -134,3 +134,21 @@ def test_bad_settings_are_refused(make: Any, settings: dict[str, float]) -> None
     name, value = next(iter(settings.items()))
     with pytest.raises(ValueError, match=rf"^{name} must be in \[.*\), got {value}"):
         make(**settings)
+
+
+@pytest.mark.parametrize("make", [Adagrad, Adam, Yogi])
+def test_a_tau_that_would_hold_every_weight_still_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"^tau must be in \[1e-30, 1e\+30\), got 1e\+30"):
+        make(tau=1e30)
+
+
+def test_the_edges_of_the_settings_are_allowed() -> None:
+    assert directions(Momentum(momentum=0.0), [3.0, -4.0]) == [3.0, -4.0]  # without momentum it is the average
+    # Adam without memory: m = Δ, v = Δ²
+    assert directions(Adam(beta1=0.0, beta2=0.0, tau=1e-30), [3.0, -4.0]) == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("optimizer", [Average(), Momentum()])
+def test_what_has_no_use_for_squares_keeps_none(optimizer: ServerOptimizer) -> None:
+    assert optimizer.init() == (0.0, 0.0)
+    assert optimizer.update(optimizer.init(), 2.0)[1].square == 0.0

@@ -55,3 +55,15 @@ def test_more_rounds_help() -> None:
 def test_bad_arguments_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"^{name} must be finite and at least [01], got "):
         theorem1(**CASE | {name: value})
+
+
+@pytest.mark.parametrize("name", ["global_bound", "local_bound", "clients_per_round", "local_steps", "rounds"])
+def test_what_counts_or_is_a_factor_is_at_least_one(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} must be finite and at least 1, got 0.5$"):
+        theorem1(**CASE | {name: 0.5})
+    assert math.isfinite(theorem1(**CASE | {name: 1}).error)
+
+
+def test_clients_that_are_alike_and_free_of_noise_are_allowed() -> None:
+    # σ² = ρ² = 0: P = γ_α, Q = 0
+    assert theorem1(**CASE | {"variance": 0, "dissimilarity": 0})[:2] == (3.0, 0.0)

@@ -184,7 +184,8 @@ def test_paper_is_the_letter() -> None:
 def test_defaults_are_the_papers_equations() -> None:
     for rule in (FedHyperG(), FedHyperSL(), FedHyperCL(local_steps=1)):
         assert (rule.hypergrad, rule.apply, rule.hyper_lr, rule.bounds) == ("inner", "add", 1.0, "relative")
-    assert [(r.lr, r.bound) for r in (FedHyperG(), FedHyperSL())] == [(1.0, 3.0), (0.01, 10.0)]
+    rules = (FedHyperG(), FedHyperSL(), FedHyperCL(local_steps=1))
+    assert [(rule.lr, rule.bound) for rule in rules] == [(1.0, 3.0), (0.01, 10.0), (0.01, 10.0)]
 
 
 def test_decay() -> None:
@@ -205,6 +206,11 @@ def test_fedexp() -> None:
         ([0.0, 0.0], 0.02),  #  .02 / (2 · .001): epsilon is all that is left
     ]
     assert rates(FedExP(epsilon=1e-3), *steps) == pytest.approx([100 / 50.002, 1.0, 10.0], rel=1e-12)
+
+
+def test_fedexp_as_published_has_an_epsilon_of_a_thousandth() -> None:
+    # .02 / (2 · (0 + .001)): at a delta of 0 epsilon is all that is left
+    assert rates(FedExP(), ([0.0, 0.0], 0.02)) == pytest.approx([10.0], rel=1e-12)
 
 
 def test_nan_where_the_published_code_goes_wrong() -> None:

@@ -6,14 +6,18 @@ hold for one machine and one torch, so the file says which. ``tests/test_golden.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+
+ROOT = Path(__file__).parents[2]
 
 # method, and what differs from experiments/digits.toml; a few more settings for what methods do not reach
 BASES = (
@@ -49,28 +53,47 @@ def settings() -> list[list[str]]:
 
 def machine() -> dict[str, str]:
     """What bits depend on besides the code."""
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    model = next((line for line in lines if line.startswith("model name")), "")
     return {"torch": torch.__version__, "cpu": model.partition(":")[2].strip(), "machine": platform.machine()}
 
 
 def digest(method: str, overrides: list[str]) -> str | None:
-    """SHA-256 of the weights and the test loss after the run's last round; None when the run fails."""
+    """SHA-256 of the weights and the test loss after the run's last round; None when the run fails.
+
+    The command line is called in this process: a run is a function of its config, so that one after another in one
+    process gives the bits of a process each, and torch is imported once.
+    """
+    from fedhyper.lab.cli import main as command_line
+
     rounds = [] if any(o.startswith("rounds=") for o in overrides) else ["rounds=4"]
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "fedhyper.lab.cli", "run", "experiments/digits.toml", f"method={method}"]
-        command += [*rounds, "eval_every=100", *overrides, "--out", f"{out}/run", "--quiet", "--workers", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        summary = Path(out, "run", "summary.json")
-        if done.returncode not in (0, 3) or not summary.is_file():
+        arguments = ["run", str(ROOT / "experiments" / "digits.toml"), f"method={method}", *rounds, "eval_every=100"]
+        arguments += [*overrides, "--out", f"{out}/run", "--quiet", "--no-report", "--workers", "1"]
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                command_line(arguments)
+        except SystemExit as end:
+            code = end.code
+        except Exception as error:  # a traceback, which no config should end in: said, and no hash
+            print(f"{method} {' '.join(overrides)}: {type(error).__name__}: {error}", file=sys.stderr)
             return None
-        end = json.loads(summary.read_text())
-        return f"{end['weights_sha256']} {end['final_loss']!r}"  # the loss is of the mean of the last rounds' weights
+        summary = Path(out, "run", "summary.json")
+        if code not in (0, 3) or not summary.is_file():  # 3: the guard ended the training, which has weights, too
+            return None
+        values = json.loads(summary.read_text())
+        # the loss is of the mean of the last rounds' weights
+        return f"{values['weights_sha256']} {values['final_loss']!r}"
 
 
-def main() -> None:
-    hashes = {" ".join(run): digest(run[0], run[1:]) for run in settings()}
-    Path(sys.argv[1]).write_text(json.dumps({"machine": machine(), "runs": hashes}, indent=1) + "\n")
+def take(runs: list[list[str]] | None = None) -> dict[str, Any]:
+    """The hashes of these runs (None: all), and the machine they hold for."""
+    return {"machine": machine(), "runs": {" ".join(run): digest(run[0], run[1:]) for run in runs or settings()}}
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) != 2:
+        sys.exit("usage: python tests/golden/take.py FILE")
+    Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
+    Path(sys.argv[1]).write_text(json.dumps(take(), indent=1) + "\n")

@@ -139,9 +139,7 @@ def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any)
     known = method_options(name)
     for option in options:
         if option not in known:
-            raise UserError(
-                f"options.{option} is not an option of method '{name}'; {did_you_mean(option, known)}"
-            )
+            raise UserError(f"options.{option} is not an option of method '{name}'; {did_you_mean(option, known)}")
     try:
         return Given.build(name, float(local_lr), float(global_lr), options)[0]
     except (ValueError, TypeError) as error:  # a rule says which setting, which value, which cure
