@@ -555,9 +555,8 @@ def test_a_long_round_is_abandoned(whole: Path, tmp_path: Path, monkeypatch: pyt
         run_experiment(tiny(checkpoint_every=1000), tmp_path / "run", make=slow)  # so the only save is that of the end
     assert time.monotonic() - started < 5
     assert caught.value.exit_code == 143
-    done = 3 if where == "training" else 2
-    assert len(records(tmp_path / "run")) == done
-    assert (tmp_path / "run" / "checkpoint" / f"round-000000{done}.ckpt").exists()
+    assert len(records(tmp_path / "run")) == 3  # the round in which it waited is not there, wherever it waited
+    assert (tmp_path / "run" / "checkpoint" / "round-0000003.ckpt").exists()
     run_experiment(tiny(), tmp_path / "run", resume=True)
     assert fingerprint(tmp_path / "run") == fingerprint(whole)
 
