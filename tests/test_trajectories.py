@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedhyper import Constant, Decay, FedExP, FedHyperCL, FedHyperG, FedHyperSL, Pair, Scheduler
+from fedhyper import Constant, Decay, FedExP, FedHyperCL, FedHyperG, FedHyperSL, Pair, Scheduler, Seen
 from fedhyper.schedulers import Rule
 
 
@@ -36,12 +36,16 @@ def test_g_continues_from_the_clipped_rate() -> None:
     assert rates(FedHyperG(lr=1.0, bound=3.0), ([2, 0],), ([2, 0],), ([2, 0],), ([-0.5, 0],)) == expected
 
 
+def seen(delta: list[float]) -> Seen:
+    return Seen(delta, 0.0, None, 0.0)
+
+
 def test_sl_is_used_in_the_next_round() -> None:
     plan = Pair(local_rule=FedHyperSL(lr=0.01, bound=10.0))
     state, used = plan.init(), []
     for delta in ([0.1, 0.0], [0.1, 0.0], [-0.2, 0.0], [0.1, 0.0]):
         used.append(state.local_lr)  # what the clients of this round train with
-        state = plan.update(state, delta)
+        state = plan.update(state, seen(delta))
         assert state.global_lr == 1.0
     assert used == pytest.approx(
         [
@@ -56,8 +60,8 @@ def test_sl_is_used_in_the_next_round() -> None:
 
 def test_g_acts_on_the_delta_it_has_just_seen() -> None:
     plan = Pair(global_rule=FedHyperG(lr=1.0, bound=3.0), local_rule=FedHyperSL(lr=1.0, bound=3.0))
-    state = plan.update(plan.init(), [1.0, 0.0])
-    state = plan.update(state, [0.5, 0.5])
+    state = plan.update(plan.init(), seen([1.0, 0.0]))
+    state = plan.update(state, seen([0.5, 0.5]))
     assert (state.global_lr, state.hypergrad) == (1.5, 0.5)  # for this round's delta
     assert state.local_lr == 1.5  # for the next round's clients: the same hypergradient
 
@@ -72,7 +76,7 @@ def test_sl_is_no_no_op_across_rounds() -> None:
             used.append(state.local_lr)
             delta = [state.local_lr * weight]  # one step on w²/2
             weight -= delta[0]
-            state = plan.update(state, delta)
+            state = plan.update(state, seen(delta))
             if not keep:
                 state = plan.init()
         return used
@@ -195,7 +199,7 @@ def test_decay() -> None:
     state, used = plan.init(), []
     for _ in range(3):
         used.append(state.local_lr)
-        state = plan.update(state, [1.0])
+        state = plan.update(state, seen([1.0]))
     assert used == pytest.approx([0.1, 0.05, 0.025])  # t counts from 0 for either rate
 
 
