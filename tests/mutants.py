@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant("schedulers", "along * (1 + self.epsilon), along * (1", "along * (1 - self.epsilon), along * (1"),
     Mutant("schedulers", 'if self.hypergrad == "inner" else', 'if self.hypergrad == "cosine" else'),
     Mutant("schedulers", '"bounds": "absolute", "hypergrad"', '"bounds": "relative", "hypergrad"'),
-    Mutant("schedulers", "and self.bound >= 1", "and self.bound > 1"),
+    Mutant("schedulers", "low=1,", "above=1,"),
     Mutant("schedulers", 'and saved["lr"] > 0', ""),
     # baselines
     Mutant(
