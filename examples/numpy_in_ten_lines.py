@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedhyper import Constant, FedHyperG, FedHyperSL, Pair, auto
+from fedhyper import Constant, FedHyperG, FedHyperSL, Pair, Server, auto
 from fedhyper.plan import Plan
 
 ROUNDS, STEPS, CLIENTS, SIZE = 30, 5, 10, 20
@@ -21,9 +21,14 @@ targets = [x @ (shared + 0.3 * rng.normal(size=SIZE)) + 0.1 * rng.normal(size=50
 data = list(zip(inputs, targets, strict=True))
 
 
+def loss_of(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    """One client's mean squared error."""
+    return float(np.mean((x @ w - y) ** 2))
+
+
 def loss(w: np.ndarray) -> float:
     """Mean squared error over everybody's data."""
-    return float(np.mean([np.mean((x @ w - y) ** 2) for x, y in data]))
+    return float(np.mean([loss_of(w, x, y) for x, y in data]))
 
 
 def local_training(w: np.ndarray, x: np.ndarray, y: np.ndarray, lr: float) -> np.ndarray:
@@ -35,17 +40,12 @@ def local_training(w: np.ndarray, x: np.ndarray, y: np.ndarray, lr: float) -> np
 
 def train(plan: Plan) -> float:
     """Federated training: these are the ten lines."""
-    weights, state = np.zeros(SIZE), plan.init()
-    good = weights
+    server = Server(np.zeros(SIZE), plan)
     for _ in range(ROUNDS):
-        deltas = weights - np.array([local_training(weights, x, y, state.local_lr) for x, y in data])  # before - after
-        delta, sq_norm = deltas.mean(0), float((deltas**2).sum(1).mean())
-        state = plan.update(state, delta, loss=loss(weights), sq_norm=sq_norm)  # loss: what the clients met
-        if state.rollback:
-            weights = good
-        else:
-            good, weights = weights, weights - state.global_lr * delta
-    return loss(weights)
+        sent = server.weights
+        after = [local_training(sent, x, y, server.local_lr) for x, y in data]
+        server.step([sent - w for w in after], loss=[loss_of(sent, x, y) for x, y in data])  # before - after
+    return loss(server.averaged)
 
 
 def main() -> None:

@@ -52,19 +52,26 @@ def numbers() -> dict[str, Any]:
         fedhyper.Adagrad(),
         fedhyper.Adam(),
         fedhyper.Yogi(),
-        fedhyper.Grafted(fedhyper.Momentum()),
     ):
         state, out = optimizer.init(), []
         for vector in VECTORS:
             direction, state = optimizer.update(state, vector[0])
             out.append(direction)
         found[repr(optimizer)] = out
-    for plan in (fedhyper.Pair(global_rule=fedhyper.FedHyperG()), fedhyper.auto()):
-        plan_state, out = plan.init(), []
+    plans = (
+        fedhyper.Pair(global_rule=fedhyper.FedHyperG()),
+        fedhyper.Pair(average=fedhyper.LastTwo()),
+        fedhyper.auto(),
+    )
+    for i, plan in enumerate(plans):
+        server, out = fedhyper.Server(VECTORS[0], plan), []
         for t, vector in enumerate(VECTORS):
-            plan_state = plan.update(plan_state, vector, loss=3.0 if t == 5 else 1.0, sq_norm=0.9)
-            out.append((plan_state.global_lr, plan_state.local_lr, plan_state.rollback))
-        found[type(plan).__name__] = out
+            decision = server.step(vector, loss=3.0 if t == 5 else 1.0, sq_norm=0.9)
+            out.append((decision, server.weights, server.averaged))
+        found[f"server {i}"] = out
+        again = fedhyper.Server(VECTORS[0], plan)
+        again.load_state_dict(server.state_dict())
+        assert again.weights == server.weights
     found["theorem1"] = fedhyper.theorem1(
         global_bound=3,
         local_bound=10,

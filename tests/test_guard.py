@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhyper import FedExP, FedHyperCL, FedHyperG, FedHyperSL, LossGuard, LRState
+from fedhyper import FedExP, FedHyperCL, FedHyperG, FedHyperSL, LRState
 from fedhyper.guard import all_finite, check_positive, clamp, norm_caps, reject_reason
 
 NAN, INF = math.nan, math.inf
@@ -188,43 +188,3 @@ def test_the_mean_breaks_down_at_one_over_one_plus_factor(factor: float, attacke
 
 
 # The rollback --------------------------------------------------------------------------------------------------------
-
-
-def judged(guard: LossGuard, *losses: float) -> list[bool]:
-    """Whether each loss asks for a rollback."""
-    state, out = guard.init(), []
-    for loss in losses:
-        state = guard.update(state, loss)
-        out.append(state.rollback)
-    return out
-
-
-def test_loss_guard_by_hand() -> None:
-    guard = LossGuard(above_first=1.2, above_best=2.0)
-    assert judged(guard, 1.0, 1.2, 1.21, 1.2) == [False, False, True, False]  # 1.2 × the first
-    assert judged(guard, 2.0, 1.0, 2.0, 2.01, 0.5, 1.01) == [False, False, False, True, False, True]  # 2 × the lowest
-    assert judged(guard, 1.0, NAN, INF, -INF, 1.0) == [False, True, True, True, False]
-    assert judged(guard, NAN, 50.0, 60.0, 60.1) == [True, False, False, True]  # the first *finite* one counts
-
-
-def test_a_rejected_loss_moves_no_limit() -> None:
-    guard = LossGuard()
-    state = guard.update(guard.update(guard.init(), 2.0), 1.5)
-    assert state == (2.0, 1.5, False)
-    assert guard.update(state, 9.0) == (2.0, 1.5, True)
-    assert guard.update(guard.update(state, 9.0), 1.6) == (2.0, 1.5, False)
-
-
-@given(st.lists(EVERY_FLOAT, max_size=20), st.floats(1.001, 10), st.floats(1.001, 10))
-@repeatable
-def test_loss_guard_never_accepts_what_is_no_number(losses: list[float], above_first: float, above_best: float) -> None:
-    guard = LossGuard(above_first=above_first, above_best=above_best)
-    for loss, rollback in zip(losses, judged(guard, *losses), strict=True):
-        assert rollback or math.isfinite(loss)
-
-
-@pytest.mark.parametrize("name", ["above_first", "above_best"])
-@pytest.mark.parametrize("value", [1.0, 0.5, -2.0, NAN])
-def test_bad_factors_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"^{name} is a factor and must be above 1, got {value}"):
-        LossGuard(**{name: value})

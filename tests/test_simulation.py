@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from fedhyper.sim.data.tasks import load_task
 from fedhyper.sim.methods import make_method
+from fedhyper.sim.models import make_model
 from fedhyper.sim.registry import METHODS
 from fedhyper.sim.simulation import Simulation
 from tests.sim_support import batchnorm_net, make_simulation, run
@@ -88,48 +90,53 @@ def test_decay_starts_at_the_initial_rate_on_both_sides() -> None:
     assert on_clients == pytest.approx([1, 0.995, 0.995**2])
 
 
-def test_fedexp_evaluates_the_mean_of_the_last_two() -> None:
+def loss_of(simulation: Simulation) -> float:
+    """The test loss of ``named_weights`` in a plain model."""
+    task, model = load_task("digits"), make_model("mlp", (1, 8, 8), 10, seed=1)
+    model.load_state_dict(simulation.named_weights())
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(model(task.test_x), task.test_y))
+
+
+def test_fedexp_evaluates_and_saves_the_mean_of_the_last_two() -> None:
     simulation = make_simulation("fedexp")
     simulation.run_round()
-    last = simulation._state.weights
+    last = simulation.server_state.now.weights
     record = simulation.run_round()
-    middle = (simulation._state.weights + last) / 2
-    plain = make_simulation("fedavg")
-    plain._state = simulation._state._replace(mean=middle)
-    assert plain.evaluate()["test_loss"] == pytest.approx(record["test_loss"], rel=1e-6)
+    middle = (simulation.server_state.now.weights + last) / 2
+    assert record["test_loss"] == pytest.approx(loss_of(simulation), rel=1e-6)
     assert record["global_lr"] >= 1.0
     torch.testing.assert_close(torch.cat([w.flatten() for w in simulation.named_weights().values()]), middle)
 
 
 def test_fedhyper_evaluates_and_saves_a_mean_of_the_last_rounds_and_trains_from_the_newest() -> None:
     simulation = make_simulation("fedhyper", options={"recency": 1.0})
-    start = mean = simulation._state.weights
-    shares = []
     for _ in range(25):
-        simulation.run_round(evaluate=False)
-        state = simulation._state
-        shares.append(state.plan.newest)
-        mean = mean + shares[-1] * (state.weights - mean)
-    assert min(shares) < 0.5
-    assert not torch.equal(state.weights, start)
+        record = simulation.run_round()
+    newest, mean = simulation.server_state.now.weights, simulation.server_state.mean.weights
+    assert simulation.server_state.averaged > 1
+    assert not torch.equal(newest, mean)
     torch.testing.assert_close(torch.cat([w.flatten() for w in simulation.named_weights().values()]), mean)
-    raw = make_simulation("fedavg")
-    raw._state = state._replace(mean=mean)
-    assert raw.evaluate()["test_loss"] == pytest.approx(simulation.evaluate()["test_loss"], rel=1e-6)
+    assert record["test_loss"] == pytest.approx(loss_of(simulation), rel=1e-6)
 
 
 def test_reset_and_carry() -> None:
+    """CL's clients start a round from the server's rate, or with carry from the mean of their last ones."""
     reset, carry = make_simulation("fedhyper-cl"), make_simulation("fedhyper-cl", carry=True)
-    run(reset, 1)
-    run(carry, 1)
-    assert math.isnan(reset._state.carried_lr)
-    assert carry._state.carried_lr > 0.1  # gradients of one client's batches agree at the start
-    for simulation, start in ((reset, 0.1), (carry, carry._state.carried_lr)):
-        other = make_simulation("fedhyper-cl", carry=simulation.carry)
-        other.restore(*simulation.state())
-        record = other.run_round()
-        assert record["local_lr_min"] <= start + 1e-12
-        assert record["local_lr_max"] <= 1.0 + 1e-12
+    firsts: list[list[float]] = []
+    for simulation in (reset, carry):
+        sent: list[float] = []
+        train = simulation.engine.train
+
+        def watched(tasks: Any, given: Any, train: Any = train, sent: list[float] = sent) -> Any:
+            sent.append(given.local_lr)
+            return train(tasks, given)
+
+        simulation.engine.train = watched  # type: ignore[method-assign]
+        run(simulation, 2)
+        firsts.append(sent)
+    assert firsts[0] == [0.1, 0.1]
+    assert firsts[1][0] == 0.1 < firsts[1][1]  # gradients of one client's batches agree at the start
 
 
 def poison(simulation: Simulation, bad: set[int], value: float) -> None:
@@ -157,22 +164,21 @@ def test_bad_update_is_dropped_and_counted(method: str, position: int, value: fl
 
 
 @pytest.mark.parametrize("method", TABLE)
-def test_round_without_usable_update_changes_neither_weights_nor_state(method: str) -> None:
+def test_round_without_usable_update_changes_no_weights(method: str) -> None:
     simulation = make_simulation(method)
     simulation.run_round()
-    before, digest = simulation._state, simulation.weights_sha256()
+    before, digest = simulation.server_state, simulation.weights_sha256()
     poison(simulation, {0, 1, 2, 3}, math.nan)
     record = simulation.run_round()
-    after = simulation._state
-    assert record["clients_used"] == 0
+    after = simulation.server_state
+    assert (record["clients_used"], record["rollback"]) == (0, False)
     assert simulation.weights_sha256() == digest
     assert simulation.idle_rounds == 1
     assert simulation.round == 2
-    assert after.moments is before.moments or (after.plan.rollback and after.moments == simulation.method.server.init())
     if method == "fedhyper":  # everybody returning nonsense is news about the rate
-        assert after.plan.local_lr < before.plan.local_lr
+        assert after.local_lr < before.local_lr
     else:
-        assert after.plan == before.plan
+        assert after == before._replace(round=2, idle=1)
 
 
 def test_norm_cap_limits_one_huge_update() -> None:
@@ -185,17 +191,21 @@ def test_norm_cap_limits_one_huge_update() -> None:
     assert norms[1] < 2 * norms[2]
 
 
-def test_auto_rolls_back_to_the_last_good_weights() -> None:
-    simulation = make_simulation("fedhyper", local_lr=0.05)
-    for _ in range(2):
-        simulation.run_round()
-    good = simulation._state.weights.clone()
-    ruined = simulation._state._replace(weights=simulation._state.weights + 100.0, good=good)
-    simulation._state = ruined
-    record = simulation.run_round()
-    assert record["rollback"]
-    assert torch.equal(simulation._state.weights, good)
-    assert simulation._state.plan.local_lr < ruined.plan.local_lr
+@pytest.mark.parametrize("model", ["mlp", "batchnorm"])
+def test_a_loss_that_says_damage_brings_back_the_last_good_weights_and_statistics(model: str) -> None:
+    simulation = make_simulation("fedhyper", model=batchnorm_net() if model == "batchnorm" else model)
+    for _ in range(12):
+        simulation.run_round(evaluate=False)
+    before = simulation.server_state
+    assert before.plan.verdict == "good"
+    train = simulation.engine.train
+    simulation.engine.train = lambda *a: (r._replace(first_loss=1e3) for r in train(*a))  # type: ignore[method-assign]
+    assert simulation.run_round()["rollback"]
+    after = simulation.server_state
+    assert torch.equal(after.now.weights, before.good.weights)
+    assert torch.equal(after.now.statistics, before.good.statistics)
+    assert after.local_lr < before.local_lr
+    simulation.close()
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
@@ -288,51 +298,53 @@ def test_bad_statistics_are_dropped_like_bad_weights() -> None:
 
 def test_the_weights_to_return_to_stay_those_before_the_climb() -> None:
     simulation = make_simulation("fedhyper")
-    start = simulation._state.weights
+    start = simulation.server_state.now
     for _ in range(3):
         simulation.run_round(evaluate=False)
-    assert not simulation._state.plan.settled
-    assert simulation._state.good is start
+    assert simulation.server_state.plan.verdict == "trial"
+    assert simulation.server_state.good is start
 
 
-def test_rollback_restores_the_statistics_too() -> None:
-    simulation = make_simulation("fedhyper", model=batchnorm_net(), local_lr=0.05)
-    for _ in range(2):
-        simulation.run_round()
-    good = simulation._state
-    simulation._state = good._replace(
-        weights=good.weights * 1e3, buffers=good.buffers + 7, good=good.weights, good_buffers=good.buffers
-    )
-    assert simulation.run_round()["rollback"]
-    assert torch.equal(simulation._state.buffers, good.buffers)
+def test_a_failing_evaluation_changes_nothing() -> None:
+    """The state changes only when everything has succeeded: the same round can be run again."""
+    broken, plain = make_simulation("fedhyper-g"), make_simulation("fedhyper-g")
+    evaluate, broken.engine.evaluate = broken.engine.evaluate, None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        broken.run_round()
+    assert broken.round == 0
+    broken.engine.evaluate = evaluate  # type: ignore[method-assign]
+    assert run(broken, 2) == run(plain, 2)
+
+
+def test_an_update_of_another_length_is_refused() -> None:
+    simulation = make_simulation()
+    train = simulation.engine.train
+
+    def cut(*given: Any) -> Any:
+        for i, reply in enumerate(train(*given)):
+            yield reply._replace(delta=reply.delta[:-1]) if i == 1 else reply
+
+    simulation.engine.train = cut  # type: ignore[method-assign]
+    [record] = run(simulation, 1)
+    assert record["clients_rejected"] == 1
+    assert next(iter(record["reject_reasons"])).startswith("shape")
+
+
+def test_an_engine_of_ones_own() -> None:
+    """``Simulation(engine=...)`` takes any Engine: here the default one of a twin, counted."""
+    twin, calls = make_simulation(), []
+
+    class Counted:
+        def train(self, tasks: Any, sent: Any) -> Any:
+            calls.append(len(tasks))
+            return twin.engine.train(tasks, sent)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(twin.engine, name)
+
+    assert run(make_simulation(engine=Counted()), 2) == run(make_simulation(), 2)
+    assert calls == [4, 4]
 
 
 def test_a_whole_number_is_a_rate_too() -> None:
     assert run(make_simulation(local_lr=1, global_lr=1), 1) == run(make_simulation(local_lr=1.0), 1)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_the_server_makes_the_step_that_auto_compares_with(momentum: float) -> None:
-    """w_t − w_t+1 = Δ_t + momentum · the step before, and M in the plan's memory is that very step."""
-    simulation = make_simulation("fedhyper", options={"momentum": momentum})
-    steps = []
-    for _ in range(20):
-        before = simulation._state.weights
-        simulation.run_round(evaluate=False)
-        steps.append((before - simulation._state.weights, simulation._state))
-    simulation.close()
-    followed = [i for i, (_, state) in enumerate(steps) if state.plan.settled and not state.plan.rollback]
-    assert len(followed) > 3
-    for i in followed[1:]:
-        step, state = steps[i]
-        torch.testing.assert_close(step, state.delta + momentum * steps[i - 1][0], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(step, state.plan.parts[0].before, rtol=1e-4, atol=1e-6)
-
-
-def test_a_server_optimizer_forgets_the_rounds_in_which_rates_were_tried_out() -> None:
-    simulation = make_simulation("fedhyper+momentum")
-    for _ in range(12):
-        simulation.run_round(evaluate=False)
-        plan = simulation._state.plan
-        assert isinstance(simulation._state.moments.mean, float) == (plan.rollback or not plan.settled)
-    simulation.close()

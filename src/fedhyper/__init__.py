@@ -4,12 +4,14 @@ This package's top level needs nothing but the standard library. ``fedhyper.clie
 the ``fedhyper`` command the ``[sim]`` extra, ``fedhyper.flower`` the ``[flower]`` extra.
 """
 
-from fedhyper.automatic.auto import Auto, Grafted, auto
+from fedhyper.automatic.auto import Auto, auto
+from fedhyper.averages import LastRounds, LastTwo, Model, Newest
 from fedhyper.baselines import Constant, Decay, FedExP
-from fedhyper.guard import LossGuard
+from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, Yogi
-from fedhyper.plan import Pair, PlanState
+from fedhyper.plan import Pair, PlanState, Seen
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler
+from fedhyper.server import Server
 from fedhyper.theory import theorem1
 
 __version__ = "0.1.0"
@@ -21,17 +23,25 @@ __all__ = [
     "Average",
     "Constant",
     "Decay",
+    "Decision",
     "FedExP",
     "FedHyperCL",
     "FedHyperG",
     "FedHyperSL",
-    "Grafted",
     "LRState",
-    "LossGuard",
+    "LastRounds",
+    "LastTwo",
+    "LoopState",
+    "Model",
     "Momentum",
+    "Newest",
     "Pair",
     "PlanState",
+    "RoundReport",
     "Scheduler",
+    "Seen",
+    "Server",
+    "ServerLoop",
     "Yogi",
     "auto",
     "theorem1",

@@ -1,12 +1,13 @@
-"""What layer 1 asks of an array: NumPy, torch, plain numbers, or lists of these; no import of any of them.
+"""What layer 1 asks of an array: NumPy, torch, plain numbers, or lists and dicts of these; no import of any of them.
 
-The last axis is the vector; leading axes are a batch (one row a client). A list is one vector in pieces.
+The last axis is the vector; leading axes are a batch (one row a client). A list or a dict is one vector in pieces.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
 Array = Any  # duck-typed on purpose: whatever has shape, arithmetic, slicing and sum
@@ -57,14 +58,37 @@ def _total(terms: list[float]) -> float:
         return math.nan
 
 
+def in_pieces(array: Array) -> bool:
+    """Whether it is a vector in pieces: a list, tuple or dict of arrays."""
+    return isinstance(array, (list, tuple, dict))
+
+
+def each(function: Callable[..., Array], array: Array, *others: Array) -> Array:
+    """``function`` of the arrays, piece by piece where they are in pieces; a number stands for an array full of it."""
+    if not in_pieces(array):
+        return function(array, *others)
+    fitted = [_fit(array, other) for other in others]
+    if isinstance(array, dict):
+        return {key: each(function, x, *(other[key] for other in fitted)) for key, x in array.items()}
+    return [each(function, x, *rest) for x, *rest in zip(array, *fitted, strict=True)]
+
+
 def _fit(a: Array, b: Array) -> Array:
     """``b`` in the shape of ``a``: a number is repeated, another shape refused: broadcasting hides mistakes."""
     if is_number(b) and not is_number(a):
+        if isinstance(a, dict):
+            return dict.fromkeys(a, b)
         return [b] * len(a) if isinstance(a, (list, tuple)) else a * 0 + b  # keeps a's NaN, too
-    left, right = [(len(x),) if isinstance(x, (list, tuple)) else tuple(getattr(x, "shape", ())) for x in (a, b)]
+    left, right = _form(a), _form(b)
     if left != right:
         raise ValueError(f"the two vectors have shapes {left} and {right}; they must match")
     return b
+
+
+def _form(a: Array) -> tuple[Any, ...]:
+    if isinstance(a, dict):
+        return tuple(sorted(a, key=str))
+    return (len(a),) if isinstance(a, (list, tuple)) else tuple(getattr(a, "shape", ()))
 
 
 def _flat(piece: Array) -> Array:
@@ -72,19 +96,21 @@ def _flat(piece: Array) -> Array:
 
 
 def plus(a: Array, times: float, b: Array) -> Array:
-    """``a + times · b``, on lists piece by piece; a number ``b`` stands for a vector full of it."""
-    if times == 0:  # not even inf · 0
-        return a
-    if isinstance(a, (list, tuple)):
-        return [plus(x, times, y) for x, y in zip(a, _fit(a, b), strict=True)]
-    return a + times * b
+    """``a + times · b``; where either is the number 0, ``a`` itself: not even inf · 0 is added."""
+    return a if times == 0 or (is_number(b) and b == 0) else each(lambda x, y: x + times * y, a, b)
+
+
+def blend(old: Array, new: Array, share: float) -> Array:
+    """``old + share · (new − old)``; at 1 ``new`` itself. Not torch.lerp, whose bits depend on how threads cut it."""
+    return new if share == 1 else each(lambda x, y: x + share * (y - x), old, new)
 
 
 def inner(a: Array, b: Array) -> Array:
     """``<a, b> = Σ a_i b_i`` over the last axis, in float64, with the same bits for any number of threads."""
     b = _fit(a, b)
-    if isinstance(a, (list, tuple)) or isinstance(b, (list, tuple)):
-        return _total([float(inner(_flat(x), _flat(_fit(x, y)))) for x, y in zip(a, b, strict=True)])
+    if in_pieces(a):
+        pairs = [(a[key], b[key]) for key in a] if isinstance(a, dict) else zip(a, b, strict=True)
+        return _total([float(inner(_flat(x), _flat(_fit(x, y)))) for x, y in pairs])
     if not getattr(a, "shape", ()):
         return float(a) * float(b)
     total: Array = 0.0

@@ -18,6 +18,7 @@ class Constant:
 
     lr: float = setting(1.0, "initial rate", above=0)
     requires: ClassVar[tuple[str, ...]] = ()
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -40,6 +41,7 @@ class Decay:
         0.995, "what a round multiplies the rate with; 1 is slowest", above=0, high=1, cure="1 holds the rate still"
     )
     requires: ClassVar[tuple[str, ...]] = ()
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -64,6 +66,7 @@ class FedExP:
 
     epsilon: float = setting(1e-3, "ε beside |Δ|²; raising it keeps the global rate nearer to 1", above=0)
     requires: ClassVar[tuple[str, ...]] = ("delta", "sq_norm")
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -1,15 +1,13 @@
-"""What may be believed: the clamp every rate goes through, the checks every reply goes through, and the rollback."""
+"""What may be believed: the clamp every rate goes through, and the checks every reply goes through."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
-from fedhyper.arrays import Array, elementwise, is_number, isfinite, where
+from fedhyper.arrays import Array, elementwise, in_pieces, is_number, isfinite, where
 
 
 def clamp(value: Array, low: float, high: float, keep: Array) -> Array:
@@ -29,8 +27,11 @@ def check_positive(name: str, value: object) -> None:
 
 
 def all_finite(array: Array) -> bool:
-    """Whether every number of ``array`` is finite. A sum of squares would also refuse 1e200."""
-    return bool(isfinite(array).all())
+    """Whether every number of ``array``, of each of its pieces, is finite. A sum of squares would also refuse 1e200."""
+    if in_pieces(array):
+        return all(all_finite(piece) for piece in (array.values() if isinstance(array, dict) else array))
+    finite = isfinite(array)
+    return finite if isinstance(finite, bool) else bool(finite.all())
 
 
 def reject_reason(delta: Array, like: Array, examples: object) -> str | None:
@@ -56,41 +57,3 @@ def norm_caps(norms: Sequence[float], factor: float) -> list[float]:
     """
     limit = factor * median(norms) if norms else 0.0
     return [1.0 if norm <= limit else limit / norm for norm in norms]
-
-
-class LossState(NamedTuple):
-    """First and lowest loss so far, and whether the newest one asks for a rollback."""
-
-    first: float = math.inf
-    best: float = math.inf
-    rollback: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossGuard:
-    """Return to the last good weights when the loss that clients meet says the model has been damaged.
-
-    ``loss`` is the mean over clients of the loss of their first batch, at the weights they received: one scalar a
-    client, and the newest word on those weights. Rollback when it is not finite, exceeds ``above_first`` × the
-    first round's, or exceeds ``above_best`` × the lowest so far.
-    """
-
-    above_first: float = 1.2
-    above_best: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in ("above_first", "above_best"):
-            if not getattr(self, name) > 1:
-                raise ValueError(f"{name} is a factor and must be above 1, got {getattr(self, name)}; try 2")
-
-    def init(self) -> LossState:
-        """Nothing seen: the first finite loss is always accepted."""
-        return LossState()
-
-    def update(self, state: LossState, loss: float) -> LossState:
-        """Judge ``loss``. A rejected loss leaves first and best as they were."""
-        limit = min(self.above_first * state.first, self.above_best * state.best)
-        if not (math.isfinite(loss) and loss <= limit):
-            return state._replace(rollback=True)
-        first = loss if math.isinf(state.first) else state.first
-        return LossState(first, min(loss, state.best), rollback=False)

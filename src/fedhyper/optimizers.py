@@ -1,4 +1,4 @@
-"""What the server makes of a delta: w_t+1 = w_t − α_t · direction. Pure, element by element, on any array.
+"""What the server makes of a delta: w_t+1 = w_t − α_t · direction. Pure, element by element, on any array or pieces.
 
 ``update(state, delta) -> (direction, state)``. The schedule is computed from the raw delta, not from the direction,
 and α multiplies the direction: FedHyper-G with FedAdam needs no class of its own. Directions have the unit of weights,
@@ -10,9 +10,9 @@ Reddi et al., *Adaptive Federated Optimization* (ICLR 2021), Algorithm 2: no bia
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
-from fedhyper.arrays import Array
+from fedhyper.arrays import Array, each, plus
 from fedhyper.settings import check_settings, setting
 
 _TAU = "τ, added to the root of the squares; raising it makes steps shorter and less adaptive"
@@ -28,6 +28,10 @@ class Moments(NamedTuple):
 class ServerOptimizer(Protocol):
     """What a server makes of a delta."""
 
+    @property
+    def unitless(self) -> bool:
+        """Whether directions have no unit: Adam and its kin move every weight by about 1, whatever the clients sent."""
+
     def init(self) -> Moments:
         """The state before the first round."""
 
@@ -38,6 +42,8 @@ class ServerOptimizer(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Average:
     """direction = Δ: FedAvg."""
+
+    unitless: ClassVar[bool] = False
 
     def init(self) -> Moments:
         """Nothing to remember."""
@@ -55,6 +61,7 @@ class Momentum:
     momentum: float = setting(
         0.9, "μ, share of the last server step in the next one; higher is smoother and slower to turn", low=0, below=1
     )
+    unitless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -65,7 +72,7 @@ class Momentum:
 
     def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
         """m_t, twice: it is both the direction and the state."""
-        mean = self.momentum * state.mean + delta
+        mean = plus(delta, self.momentum, state.mean)
         return mean, Moments(mean)
 
 
@@ -74,6 +81,7 @@ class Adagrad:
     """v_t = v_t-1 + Δ_t², direction = Δ_t / (√v_t + τ): FedAdagrad."""
 
     tau: float = setting(1e-3, _TAU, low=1e-30, below=1e30)
+    unitless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -84,8 +92,8 @@ class Adagrad:
 
     def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
         """Each coordinate divided by the root of all its squares so far."""
-        square = state.square + delta * delta
-        return delta / (square**0.5 + self.tau), Moments(square=square)
+        square = each(lambda new, v: v + new * new, delta, state.square)
+        return each(lambda new, v: new / (v**0.5 + self.tau), delta, square), Moments(square=square)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +105,7 @@ class Adam:
     )
     beta2: float = setting(0.99, "β2, the same of their squares; higher remembers longer", low=0, below=1)
     tau: float = setting(1e-3, _TAU, low=1e-30, below=1e30)
+    unitless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -105,21 +114,21 @@ class Adam:
         """m = 0, v = τ²."""
         return Moments(square=self.tau**2)
 
-    def _square(self, state: Moments, delta: Array) -> Array:
-        return self.beta2 * state.square + (1 - self.beta2) * (delta * delta)
+    def _square(self, delta: Array, square: Array) -> Array:
+        return self.beta2 * square + (1 - self.beta2) * (delta * delta)
 
     def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
         """The smoothed delta over the root of its smoothed square."""
-        mean = self.beta1 * state.mean + (1 - self.beta1) * delta
-        square = self._square(state, delta)
-        return mean / (square**0.5 + self.tau), Moments(mean, square)
+        mean = each(lambda new, m: self.beta1 * m + (1 - self.beta1) * new, delta, state.mean)
+        square = each(self._square, delta, state.square)
+        return each(lambda m, v: m / (v**0.5 + self.tau), mean, square), Moments(mean, square)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Yogi(Adam):
     """FedYogi: FedAdam with v_t = v_t-1 − (1−β2) Δ_t² sign(v_t-1 − Δ_t²), so v moves by Δ², not by a share."""
 
-    def _square(self, state: Moments, delta: Array) -> Array:
+    def _square(self, delta: Array, square: Array) -> Array:
         new = delta * delta
-        sign = (state.square > new) * 1.0 - (state.square < new) * 1.0
-        return state.square - (1 - self.beta2) * new * sign
+        sign = (square > new) * 1.0 - (square < new) * 1.0
+        return square - (1 - self.beta2) * new * sign

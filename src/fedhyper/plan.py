@@ -1,93 +1,133 @@
-"""Both rates of a run together: what the server decides each round, in the simulator and in Flower alike.
+"""What decides both rates of a run, round by round, and judges the weights. ``loop`` acts on it.
 
-    state = plan.init()                                          local_lr goes to the clients
-    state = plan.update(state, delta, loss=..., sq_norm=...)     after they answered
-    step = delta + state.momentum · step                         None: the server's optimizer decides; rollback: 0
-    w = good if state.rollback else w − state.global_lr · step
-    good = the w before this round, if state.settled             else it stays what it was
-    mean = mean + state.newest · (w − mean)                      to evaluate and to keep; at newest = 1 it is w
+    state = plan.init()                    local_lr goes to the clients
+    state = plan.update(state, seen)       after they answered: global_lr for this round's step, local_lr for the next
 
-``delta`` is the aggregate; ``loss`` the mean over clients of their first batch's loss, at the weights they were sent;
-``sq_norm`` the mean of |Δ_m|². All three survive secure aggregation.
+A plan reads the aggregate and two scalars, all of which survive secure aggregation.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from fedhyper.arrays import Array
+from fedhyper.averages import Averaging, Newest
 from fedhyper.baselines import Constant
+from fedhyper.optimizers import Average, ServerOptimizer
 from fedhyper.schedulers import LRState, Rule
 
 
-class PlanState(NamedTuple):
-    """The two rates, whether to return to the last good weights, and the states underneath.
+class Seen(NamedTuple):
+    """What a plan is shown of a round; see ``loop.RoundReport`` for the scalars.
 
-    newest   share of the new weights in the mean that is evaluated and kept
-    settled  whether the weights before this round are good; a plan that is still trying rates out does not know,
-             and what a server's optimizer remembers of such rounds is forgotten
-    momentum share of the last step in this one, dimensionless: step_t = Δ_t + momentum · step_t-1; None: no opinion
+    delta    Δ_t, the aggregate
+    before   what it is compared with: Δ_t-1, or the step the server made last (``compares``); 0: there is none
+    loss     mean loss of the clients at the weights they were sent; None: nobody reports one
+    sq_norm  Σ p_m |Δ_m|²
+    """
+
+    delta: Array
+    before: Array
+    loss: float | None
+    sq_norm: float
+
+
+class PlanState(NamedTuple):
+    """The two rates, a verdict on the weights that the clients were sent, and what the plan remembers.
+
+    verdict    "good": they can be returned to; "trial": rates are being tried out, nobody knows yet; "damaged"
+    hypergrad  what moved the rates; NaN: it could not be used
     """
 
     global_lr: float
     local_lr: float
-    rollback: bool
+    verdict: Literal["good", "trial", "damaged"]
     hypergrad: float
-    parts: tuple[Any, ...]
-    newest: float = 1.0
-    settled: bool = True
-    momentum: float | None = None
+    memory: Any
 
 
 class Plan(Protocol):
-    """What decides both rates of a round. ``requires`` names what it reads: delta, loss, sq_norm."""
+    """What decides both rates of a round."""
 
     @property
     def requires(self) -> frozenset[str]:
-        """What ``update`` reads; the rest need not be measured."""
+        """Which of delta, loss and sq_norm ``update`` reads; the rest need not be measured."""
+
+    @property
+    def compares(self) -> Literal["delta", "step"]:
+        """What Δ_t is compared with: the aggregate before it, or the step the server made last, momentum in it."""
+
+    @property
+    def products_only(self) -> bool:
+        """Whether vectors are read through their inner products alone: a host may show them in another basis."""
+
+    @property
+    def graft(self) -> float | None:
+        """Length of a step whose optimizer has no unit (Adam's), in lengths of Δ; None: as the optimizer has it."""
+
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        """What makes a step of Δ, unless the loop is given another."""
+
+    @property
+    def average(self) -> Averaging:
+        """What is evaluated and kept, unless the loop is given another."""
 
     def init(self) -> PlanState:
         """The rates before the first round."""
 
-    def update(self, state: PlanState, delta: Array, *, loss: float, sq_norm: float) -> PlanState:
-        """``global_lr`` is for this round's delta, ``local_lr`` for the clients' next round."""
+    def update(self, state: PlanState, seen: Seen) -> PlanState:
+        """``global_lr`` is for this round's step, ``local_lr`` for the clients' next round."""
 
-    def lost(self, state: PlanState) -> PlanState:
-        """The state after a round without a usable update: every one was missing, or not finite."""
+    def nonsense(self, state: PlanState) -> PlanState:
+        """The state after a round in which every reply had to be refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One rule for the global rate and one for the local rate: FedAvg, G, SL, G+SL, FedExP, the decays."""
+    """One rule for the global rate and one for the local rate: FedAvg, G, SL, G+SL, FedExP, the decays.
+
+    global_rule  α: FedHyperG, Constant, Decay, FedExP; default: Constant(lr=1)
+    local_rule   β: FedHyperSL, Constant, Decay; default: Constant(lr=0.01)
+    average      what is evaluated and kept; default: the newest weights
+    """
 
     global_rule: Rule = field(default_factory=Constant)
     local_rule: Rule = field(default_factory=lambda: Constant(lr=0.01))
+    average: Averaging = field(default_factory=Newest)
+
+    compares: Literal["delta"] = field(default="delta", init=False, repr=False)
+    graft: None = field(default=None, init=False, repr=False)
+    optimizer: ServerOptimizer = field(default_factory=Average, init=False, repr=False)
 
     @property
     def requires(self) -> frozenset[str]:
         """What either rule reads."""
         return frozenset((*self.global_rule.requires, *self.local_rule.requires))
 
+    @property
+    def products_only(self) -> bool:
+        """Whether both rules do; a rule that does not say so is shown the vectors themselves."""
+        return all(getattr(rule, "products_only", False) for rule in (self.global_rule, self.local_rule))
+
     def init(self) -> PlanState:
         """The local rule runs a round ahead, its rate being for the next one: its first, neutral update is spent."""
         local = self.local_rule.update(self.local_rule.init(), *[0.0 for _ in self.local_rule.requires])
         return self._state(self.global_rule.init(), local)
 
-    def update(self, state: PlanState, delta: Array, *, loss: float = math.nan, sq_norm: float = math.nan) -> PlanState:
+    def update(self, state: PlanState, seen: Seen) -> PlanState:
         """Show both rules what they ask for."""
-        seen = {"delta": delta, "loss": loss, "sq_norm": sq_norm}
         parts = [
-            rule.update(part, *[seen[name] for name in rule.requires])
-            for rule, part in zip((self.global_rule, self.local_rule), state.parts, strict=True)
+            rule.update(part, *[getattr(seen, name) for name in rule.requires])
+            for rule, part in zip((self.global_rule, self.local_rule), state.memory, strict=True)
         ]
         return self._state(*parts)
 
-    def lost(self, state: PlanState) -> PlanState:
+    def nonsense(self, state: PlanState) -> PlanState:
         """Nothing was seen, nothing changes."""
         return state
 
     def _state(self, glob: LRState, local: LRState) -> PlanState:
         hypergrad = glob.hypergrad if "delta" in self.global_rule.requires else local.hypergrad
-        return PlanState(glob.lr, local.lr, False, hypergrad, (glob, local))
+        return PlanState(glob.lr, local.lr, "good", hypergrad, (glob, local))

@@ -118,6 +118,7 @@ class FedHyperG(_Hypergradient):
     lr: float = 1.0
     bound: float = 3.0
     requires: ClassVar[tuple[str, ...]] = ("delta",)
+    products_only: ClassVar[bool] = True
 
     def update(self, state: LRState, delta: Array) -> LRState:
         """The rate to apply ``delta`` with. The state keeps a reference to ``delta``: do not write into it."""
@@ -160,6 +161,7 @@ class FedHyperCL(_Hypergradient):
         cure="above 1 it would turn the sign around",
     )
     requires: ClassVar[tuple[str, ...]] = ("grad", "delta")
+    products_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

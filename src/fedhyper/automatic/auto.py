@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from fedhyper.arrays import Array, cosine, inner, is_number, plus
+from fedhyper.arrays import cosine, is_number
+from fedhyper.averages import LastRounds
 from fedhyper.guard import check_positive, clamp
-from fedhyper.optimizers import Moments, ServerOptimizer
-from fedhyper.plan import PlanState
-from fedhyper.schedulers import LRState
+from fedhyper.optimizers import Momentum
+from fedhyper.plan import PlanState, Seen
 
 
 class AutoState(NamedTuple):
-    """What ``Auto`` remembers beside the rate and M_t-1. Lengths are ln(|Δ_m|²/β²)."""
+    """What ``Auto`` remembers beside the rate. Lengths are ln(|Δ_m|²/β²)."""
 
     early: bool = True  # neither damage nor real progress yet: it may climb
     seen: int = 0  # rounds that were believed
@@ -41,7 +41,6 @@ class AutoState(NamedTuple):
     best: float = math.inf  # the lowest smoothed one
     returned: bool = False  # whether the round before was a retreat
     ceiling: float = math.inf  # a rate that did damage, less a little; forgotten in some ten rounds
-    averaged: int = 0  # rounds in the mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +79,10 @@ class Auto:
     retreat: float = 2.0
     recency: float = 16.0
     bound: float = 1e6
+    requires: ClassVar[frozenset[str]] = frozenset(("delta", "loss", "sq_norm"))
+    compares: ClassVar[Literal["step"]] = "step"
+    products_only: ClassVar[bool] = True
+    graft: ClassVar[float] = 3.0
 
     def __post_init__(self) -> None:
         for name in ("local_lr", "global_lr", "probe", "hyper_lr"):
@@ -101,106 +104,79 @@ class Auto:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}; {cure}")
 
     @property
-    def requires(self) -> frozenset[str]:
-        """The aggregate and two scalars."""
-        return frozenset(("delta", "loss", "sq_norm"))
-
-    @property
     def start(self) -> float:
         """The first round's local rate."""
         return min(self.local_lr * self.global_lr, self.probe)
 
+    @property
+    def optimizer(self) -> Momentum:
+        """The server's step has momentum."""
+        return Momentum(momentum=self.momentum)
+
+    @property
+    def average(self) -> LastRounds:
+        """A mean of the last few rounds."""
+        return LastRounds(self.recency)
+
     def init(self) -> PlanState:
         """The whole budget as the local rate."""
-        return PlanState(1.0, self.start, False, 0.0, (LRState(self.start), AutoState()))
+        return PlanState(1.0, self.start, "trial", 0.0, AutoState())
 
-    def update(self, state: PlanState, delta: Array, *, loss: float, sq_norm: float) -> PlanState:
-        """Climb, follow or retreat. ``loss``: the clients' mean loss before they train; ``sq_norm``: Σ p_m |Δ_m|².
+    def update(self, state: PlanState, seen: Seen) -> PlanState:
+        """Climb, follow or retreat. A round without a loss says nothing about damage; what was known of it stays."""
+        rate, old = state.local_lr, state.memory
+        loss, sq_norm = seen.loss, seen.sq_norm
+        first = loss if math.isnan(old.first) and loss is not None else old.first
+        known = loss is not None and not math.isnan(old.first)
+        damaged = known and not old.returned and loss - old.best > self._stake(old.best, first)
+        if damaged or not (loss is None or math.isfinite(loss)) or not 0 <= sq_norm < math.inf:
+            return self.nonsense(state)
+        length = math.log(sq_norm) - 2 * math.log(rate) if sq_norm else old.length
+        flat = math.exp(min(length - old.length, 700.0)) if math.isfinite(old.length) and sq_norm else 1.0
+        if old.early and old.flat < 1 and flat > self.climb:  # it flattened and now shoots up: clients diverge
+            return self.nonsense(state)
 
-        Neither has a default: without them every round would look like damage.
-        """
-        rate, seen = state.parts
-        first = seen.first if seen.seen else loss
-        damaged = seen.seen > 0 and not seen.returned and loss - seen.best > self._stake(seen.best, first)
-        if damaged or not (math.isfinite(loss) and 0 <= sq_norm < math.inf):
-            return self.lost(state)
-        length = math.log(sq_norm) - 2 * math.log(rate.lr) if sq_norm else seen.length
-        flat = math.exp(min(length - seen.length, 700.0)) if math.isfinite(seen.length) and sq_norm else 1.0
-        if seen.early and seen.flat < 1 and flat > self.climb:  # it flattened and now shoots up: clients diverge
-            return self.lost(state)
-
-        smooth = (1 - self.smoothing) * seen.smooth + self.smoothing * loss if seen.seen else loss
-        best = min(seen.best, smooth)
-        stake = self._stake(best, first)
-        p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
-        h = float(cosine(delta, rate.before))
+        smooth, best, p, falls = old.smooth, old.best, 0.0, False
+        if loss is not None:
+            smooth = (1 - self.smoothing) * smooth + self.smoothing * loss if known else loss
+            best = min(best, smooth)
+            stake = self._stake(best, first)
+            p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
+            falls = loss < (1 - self.slack / 8) * first
+        h = float(cosine(seen.delta, seen.before))
         # with one local step |Δ_m|²/β² cannot fall, but the loss can: either says that the rate has begun to act
-        acts = flat < self.saturated or loss < (1 - self.slack / 8) * first
-        early = seen.early and smooth >= (1 - self.slack) * first
-        climbing = early and not (acts and seen.acts)  # one such round may be an odd cohort: wait for the next
+        acts = flat < self.saturated or falls
+        early = old.early and not smooth < (1 - self.slack) * first
+        climbing = early and not (acts and old.acts)  # one such round may be an odd cohort: wait for the next
         if climbing:
-            factor = 1.0 if acts else self.climb**2 if rate.lr < self.probe else self.climb
+            factor = 1.0 if acts else self.climb**2 if rate < self.probe else self.climb
         else:
             factor = math.exp(self.hyper_lr * (h + self.drive - self.brake * p * p))
         # forgotten in some ten rounds: where cohorts differ the alarm may have been false
-        ceiling = seen.ceiling * math.exp(self.hyper_lr / 4)
-        lr = clamp(min(rate.lr * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate.lr)
+        ceiling = old.ceiling * math.exp(self.hyper_lr / 4)
+        lr = clamp(min(rate * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate)
 
-        n, averaged = seen.seen, 0 if early else seen.averaged + 1
-        if not math.isfinite(seen.length) or flat > self.climb:  # nothing yet, or too small for the dtype until now
+        n = old.seen
+        if not math.isfinite(old.length) or flat > self.climb:  # nothing yet, or too small for the dtype until now
             mean = length
         else:
-            mean = (n * seen.length + length) / (n + 1) if climbing else seen.length
-        momentum = 0.0 if climbing else self.momentum
-        # a direction that cannot be used poisons nothing
-        before = plus(delta, momentum, rate.before) if math.isfinite(h) else rate.before
-        parts = (
-            LRState(lr, before, h),
-            AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling, averaged),
-        )
-        newest = (self.recency + 1) / (averaged + self.recency) if averaged else 1.0
-        return PlanState(1.0, lr, False, h, parts, newest, not climbing, momentum)
+            mean = (n * old.length + length) / (n + 1) if climbing else old.length
+        memory = AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling)
+        return PlanState(1.0, lr, "trial" if climbing else "good", h, memory)
 
     def _stake(self, best: float, first: float) -> float:
         """What there is to lose: the best loss, or what has been gained so far; at least the noise."""
         return max(min(best, first - best), self.slack * first)
 
-    def lost(self, state: PlanState) -> PlanState:
+    def nonsense(self, state: PlanState) -> PlanState:
         """Retreat: to the last good weights, which are then believed whatever their loss, at a lower rate."""
-        rate, seen = state.parts
+        old = state.memory
         # the climb may have been a step too far before; and it had no momentum, which makes steps 1/(1 − μ) × as long
-        factor = self.retreat * self.climb if seen.early else self.retreat
-        longer = 1 / (1 - self.momentum) if seen.early else 1.0
-        # without `before`: the direction that led here is no longer one to agree with
-        rate = LRState(clamp(rate.lr / (factor * longer), self.start / self.bound, math.inf, keep=rate.lr))
-        seen = seen._replace(early=False, returned=True, ceiling=rate.lr * math.sqrt(factor), averaged=0)
-        return PlanState(1.0, rate.lr, True, math.nan, (rate, seen))
-
-
-@dataclass(frozen=True)
-class Grafted:
-    """The direction of ``inner`` at ``times`` the length of Δ: Adam, Yogi and Adagrad under ``Auto``.
-
-        direction = times · |Δ| / |inner(Δ)| · inner(Δ)
-
-    Their directions have no unit, so the budget that Auto finds, in lengths of Δ, would mean nothing. (Agarwal et al.,
-    *Learning Rate Grafting*, 2020.) Momentum has the unit and needs no graft. At times = 1 the local rate has to do
-    the moving and rises until clients are damaged; 3 and 10 are equally good.
-    """
-
-    inner: ServerOptimizer
-    times: float = 3.0
-
-    def init(self) -> Moments:
-        """That of the inner one."""
-        return self.inner.init()
-
-    def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
-        """The rescaled direction, and the inner one's next state."""
-        direction, state = self.inner.update(state, delta)
-        length = inner(direction, direction) ** 0.5
-        scale = self.times * inner(delta, delta) ** 0.5 / length if length > 0 else 0.0
-        return direction * float(scale), state
+        factor = self.retreat * self.climb if old.early else self.retreat
+        longer = 1 / (1 - self.momentum) if old.early else 1.0
+        lr = clamp(state.local_lr / (factor * longer), self.start / self.bound, math.inf, keep=state.local_lr)
+        memory = old._replace(early=False, returned=True, ceiling=lr * math.sqrt(factor))
+        return PlanState(1.0, lr, "damaged", math.nan, memory)
 
 
 def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-from fedhyper.automatic.auto import Auto, Grafted
+from fedhyper.automatic.auto import Auto
+from fedhyper.averages import Averaging, LastTwo
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.errors import UserError
 from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
@@ -34,13 +35,16 @@ class Local:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A whole method. ``average_last_two``: evaluate and save (w_t + w_t+1)/2, as FedExP's authors do."""
+    """A whole method: what decides the rates, what the server makes of an aggregate, and what clients run.
+
+    ``server`` and ``average``: None is the plan's own choice.
+    """
 
     name: str
     plan: Plan
-    server: ServerOptimizer = field(default_factory=Average)
+    server: ServerOptimizer | None = None
     local: Local = field(default_factory=Local)
-    average_last_two: bool = False
+    average: Averaging | None = None
 
 
 class Option(NamedTuple):
@@ -101,8 +105,7 @@ class Given:
         kind = SUFFIXES[self._suffix]
         # fedhyper has a momentum of its own: the server's then has another name
         renamed = {name: f"server_{name}" for name in settings_of(kind) if name in self.taken}
-        made = self.make(kind, renamed=renamed)
-        return replace(method, server=Grafted(made) if isinstance(method.plan, Auto) and kind is Adam else made)
+        return replace(method, server=self.make(kind, renamed=renamed))
 
     @classmethod
     def build(cls, name: str, local_lr: float, global_lr: float, options: dict[str, Any]) -> tuple[Method, Given]:
@@ -226,7 +229,7 @@ def _fedyogi(given: Given) -> Method:
 
 @register_method("fedexp", "FedExP: extrapolation from the clients' norms; there is no initial global rate")
 def _fedexp(given: Given) -> Method:
-    return given.method(global_rule=given.make(FedExP), average_last_two=True)
+    return given.method(global_rule=given.make(FedExP), average=LastTwo())
 
 
 @register_method("decay-g", "the global rate × 0.995 a round")

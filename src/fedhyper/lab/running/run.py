@@ -185,7 +185,7 @@ class Run:
         return record
 
     def _train(self, evaluate: bool) -> Record:
-        record = self.sim.run_round(evaluate=evaluate)
+        record: Record = {**self.sim.run_round(evaluate=evaluate)}
         if evaluate and self.config.client_metrics:
             started = time.perf_counter()
             record["client_accuracy"] = self.sim.client_accuracy()

@@ -63,9 +63,7 @@ class Task:
         dims = {"sequence": (2,), "number": (1, 2)}.get(kind, (1,))
         if x.ndim < 2 or len(x) == 0 or len(y) != len(x) or y.ndim not in dims:
             shape = {"sequence": "[n, length]", "number": "[n] or [n, k]"}.get(kind, "[n]")
-            self._refuse(
-                f"{part}_x has shape {tuple(x.shape)} and {part}_y {tuple(y.shape)}", f"[n, ...] and {shape}"
-            )
+            self._refuse(f"{part}_x has shape {tuple(x.shape)} and {part}_y {tuple(y.shape)}", f"[n, ...] and {shape}")
         wanted = torch.float32 if kind == "number" else torch.int64
         if x.dtype not in (torch.float32, torch.int64) or y.dtype != wanted:
             name = str(wanted).removeprefix("torch.")

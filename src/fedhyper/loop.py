@@ -1,0 +1,181 @@
+"""One federated round of the server, in one place: whoever hosts it only fetches from clients and delivers to them.
+
+    state = loop.init(weights)                       send state.now.weights and state.local_lr to the clients
+    state, decision = loop.update(state, report)     after they answered; evaluate and keep state.mean.weights
+
+The plan decides the rates and judges the weights; everything that is done about it is here:
+
+    step = optimizer(Δ_t)            started afresh while the plan tries rates out
+    w    = w − α_t · step            or back to the last good weights, if these were damaged
+    mean = average(mean, w)          what is evaluated and kept
+
+Pure: the old state stays valid. Weights are one array, or a list or dict of arrays: NumPy, torch, plain numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from fedhyper.arrays import Array, inner, plus
+from fedhyper.automatic.auto import auto
+from fedhyper.averages import Averaging, Model
+from fedhyper.guard import all_finite
+from fedhyper.optimizers import Moments, ServerOptimizer
+from fedhyper.plan import Plan, PlanState, Seen
+
+
+class RoundReport(NamedTuple):
+    """What the clients of one round sent, summed up over those that can be believed. Every field may be missing.
+
+    delta       Σ p_m Δ_m, Δ_m = before − after; None: there is no usable update
+    loss        mean of the clients' losses at the weights they were sent, of any sign. None: nobody reports one, and
+                the round says nothing about damage; not finite: the weights are damaged
+    sq_norm     Σ p_m |Δ_m|². None: |Δ|², which it cannot be below, stands for it
+    statistics  the clients' mean of what is averaged and never stepped. None: it stays what it was
+    refused     replies that came but could not be believed. None of them usable says that the rate was too high;
+                nobody answering (0) says nothing
+    aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
+    stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
+    """
+
+    delta: Array | None = None
+    loss: float | None = None
+    sq_norm: float | None = None
+    statistics: Array | None = None
+    refused: int = 0
+    aggregate: Array | None = None
+    stepped: Array | None = None
+
+
+class Decision(NamedTuple):
+    """What was done in a round, and the rates after it.
+
+    action     "step": the weights moved; "rollback": they are the last good ones again; "idle": they are as they were
+    global_lr  α_t, which this round's step was multiplied with
+    local_lr   β_t+1, for the clients' next round
+    hypergrad  what moved the rates; NaN: it could not be used
+    forget     whether a server optimizer of the host's own must forget what it remembers
+    """
+
+    action: Literal["step", "rollback", "idle"]
+    global_lr: float
+    local_lr: float
+    hypergrad: float
+    forget: bool
+
+
+class LoopState(NamedTuple):
+    """Everything that changes from round to round."""
+
+    round: int  # rounds done
+    now: Model  # to send next
+    good: Model  # where a rollback returns to
+    mean: Model  # to evaluate and to keep
+    averaged: int  # rounds in the mean
+    plan: PlanState
+    moments: Moments  # the optimizer's memory
+    before: Array  # what the next Δ is compared with: the last one, or the last step; 0: nothing yet, or not any more
+    idle: int  # rounds in a row without a usable update
+
+    @property
+    def local_lr(self) -> float:
+        """β_t, for the clients of the next round."""
+        return self.plan.local_lr
+
+
+@dataclass(frozen=True)
+class ServerLoop:
+    """The server's side of a run: what decides, what makes a step of an aggregate, and what is averaged.
+
+    plan       decides both rates and judges the weights; default: ``auto()``, learning-rate-free
+    optimizer  makes a step of Δ; None: the plan's own choice
+    average    what is evaluated and kept; None: the plan's own choice
+    """
+
+    plan: Plan = field(default_factory=auto)
+    optimizer: ServerOptimizer | None = None
+    average: Averaging | None = None
+
+    @property
+    def steps_with(self) -> ServerOptimizer:
+        """The optimizer in force."""
+        return self.plan.optimizer if self.optimizer is None else self.optimizer
+
+    @property
+    def keeps(self) -> Averaging:
+        """The average in force."""
+        return self.plan.average if self.average is None else self.average
+
+    def init(self, weights: Array, statistics: Array = 0.0) -> LoopState:
+        """The state before the first round."""
+        model = Model(weights, statistics)
+        return LoopState(0, model, model, model, 0, self.plan.init(), self.steps_with.init(), 0.0, 0)
+
+    def update(self, state: LoopState, report: RoundReport) -> tuple[LoopState, Decision]:
+        """The state after a round, and what was done in it."""
+        delta = report.delta
+        if delta is None:
+            return self._idle(state, refused=report.refused > 0)
+        sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
+        plan = self.plan.update(state.plan, Seen(delta, state.before, report.loss, sq_norm))
+        if plan.verdict == "damaged":
+            good, fresh = state.good, self.steps_with.init()
+            back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)
+            return _decided(back, "rollback", forget=True)
+
+        trial = plan.verdict == "trial"
+        if report.stepped is None:
+            # what an optimizer remembers of rates that were tried out would lead it astray
+            direction, moments = self.steps_with.update(self.steps_with.init() if trial else state.moments, delta)
+        else:
+            direction, moments = plus(state.now.weights, -1.0, report.stepped), state.moments
+        rate = plan.global_lr * self._graft(delta, direction)
+        if rate == 1 and report.stepped is not None:
+            weights = report.stepped
+        elif rate == 1 and direction is delta and report.aggregate is not None:
+            weights = report.aggregate
+        else:
+            weights = plus(state.now.weights, -rate, direction)
+        if not all_finite(weights):
+            return self._idle(state, refused=True)
+        now = Model(weights, state.now.statistics if report.statistics is None else report.statistics)
+        averaged = 0 if trial else state.averaged + 1
+        new = LoopState(
+            round=state.round + 1,
+            now=now,
+            good=state.good if trial else state.now,
+            mean=now if trial else self.keeps.update(state.mean, state.now, now, averaged),
+            averaged=averaged,
+            plan=plan,
+            moments=moments,
+            before=direction if self.plan.compares == "step" else delta,
+            idle=0,
+        )
+        return _decided(new, "step", forget=trial)
+
+    def _graft(self, delta: Array, direction: Array) -> float:
+        """Adam's direction has no unit: under a plan whose rates are in lengths of Δ it is given a multiple of that.
+
+        (Agarwal et al., *Learning Rate Grafting*, 2020.) Momentum has the unit and needs no graft.
+        """
+        if self.plan.graft is None or not self.steps_with.unitless:
+            return 1.0
+        length = math.sqrt(float(inner(direction, direction)))
+        return self.plan.graft * math.sqrt(float(inner(delta, delta))) / length if length > 0 else 0.0
+
+    def _idle(self, state: LoopState, *, refused: bool) -> tuple[LoopState, Decision]:
+        """Without a usable update the weights stay; that every reply was nonsense is news for the plan."""
+        plan = self.plan.nonsense(state.plan) if refused else state.plan
+        forget = refused and plan.verdict == "damaged"
+        moments, before = (self.steps_with.init(), 0.0) if forget else (state.moments, state.before)
+        new = state._replace(round=state.round + 1, plan=plan, moments=moments, before=before, idle=state.idle + 1)
+        return _decided(new, "idle", forget=forget)
+
+
+def _decided(
+    state: LoopState, action: Literal["step", "rollback", "idle"], *, forget: bool
+) -> tuple[LoopState, Decision]:
+    plan = state.plan
+    return state, Decision(action, plan.global_lr, plan.local_lr, plan.hypergrad, forget)

@@ -1,0 +1,154 @@
+"""``Server``: the server's side of a loop of your own, in the manner of ``torch.optim``.
+
+server = Server(weights)                                     # learning-rate-free, unless you name a plan
+for t in range(rounds):
+    replies = [train(server.weights, client, lr=server.local_lr) for client in sample(clients)]
+    server.step([before - after for ...], loss=[...])        # one update and one loss a client, or their means
+evaluate(server.averaged)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
+from fedhyper.automatic.auto import auto
+from fedhyper.averages import Averaging
+from fedhyper.guard import all_finite
+from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
+from fedhyper.optimizers import ServerOptimizer
+from fedhyper.plan import Plan
+
+
+class Server:
+    """Both rates, momentum, rollback and the mean of the last rounds around one model: ``loop`` and its state.
+
+    weights    the model: one array, or a list or dict of arrays; NumPy or torch. Never written to
+    plan       decides the rates; None: ``auto()``, learning-rate-free
+    optimizer  makes a step of the clients' mean update; None: the plan's own choice
+    average    what ``averaged`` is; None: the plan's own choice
+    """
+
+    def __init__(
+        self,
+        weights: Array,
+        plan: Plan | None = None,
+        *,
+        optimizer: ServerOptimizer | None = None,
+        average: Averaging | None = None,
+    ) -> None:
+        self.loop = ServerLoop(auto() if plan is None else plan, optimizer, average)
+        self.state: LoopState = self.loop.init(weights)
+
+    @property
+    def weights(self) -> Array:
+        """What to send to the clients of the next round."""
+        return self.state.now.weights
+
+    @property
+    def averaged(self) -> Array:
+        """What to evaluate and to keep: a mean of the last rounds' weights where the plan asks for one."""
+        return self.state.mean.weights
+
+    @property
+    def local_lr(self) -> float:
+        """The rate for the clients of the next round."""
+        return self.state.local_lr
+
+    @property
+    def global_lr(self) -> float:
+        """The rate the last step was multiplied with."""
+        return self.state.plan.global_lr
+
+    @property
+    def round(self) -> int:
+        """Rounds done."""
+        return self.state.round
+
+    def step(
+        self,
+        update: Array,
+        *,
+        loss: float | Sequence[float] | None = None,
+        examples: Sequence[float] | None = None,
+        sq_norm: float | None = None,
+    ) -> Decision:
+        """One round. What was done comes back: ``action`` is "step", "rollback" or "idle".
+
+        update    before − after: a list with one for each client (none that is not finite is used), or their mean
+        loss      each client's loss at the weights it was sent, before it trained, or their mean; None: not known
+        examples  each client's weight in the means; None: all alike
+        sq_norm   with a mean: the mean of the clients' |before − after|², if you know it
+        """
+        if not self._is_list_of_clients(update):
+            mean = loss if loss is None or is_number(loss) else float(loss)  # type: ignore[arg-type]
+            usable = all_finite(update)
+            report = RoundReport(update if usable else None, mean, sq_norm, refused=not usable)
+        else:
+            report = _summed_up(list(update), loss, examples)
+        self.state, decision = self.loop.update(self.state, report)
+        return decision
+
+    def _is_list_of_clients(self, update: Array) -> bool:
+        if not isinstance(update, (list, tuple)):
+            return False
+        # a model in a list: one update is a list of arrays, the clients' a list of such lists
+        return not isinstance(self.weights, (list, tuple)) or not update or in_pieces(update[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and arrays: what to save."""
+        plain: dict[str, Any] = _to_plain(self.state)
+        return plain
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from ``state_dict()`` of a server with the same settings, to the same bits."""
+        state: LoopState = _from_plain(saved, self.state)
+        rates = (state.plan.global_lr, state.plan.local_lr)
+        if not all(is_number(rate) and 0 < rate < math.inf for rate in rates):
+            raise ValueError(f"the rates of a saved state must be finite numbers above 0, got {rates}")
+        self.state = state
+
+
+def _summed_up(
+    updates: list[Array], losses: float | Sequence[float] | None, examples: Sequence[float] | None
+) -> RoundReport:
+    """The means over the clients whose update is finite."""
+    shares = [1.0] * len(updates) if examples is None else [float(share) for share in examples]
+    if len(shares) != len(updates):
+        raise ValueError(f"examples has {len(shares)} numbers for {len(updates)} updates; give one for each client")
+    if any(not 0 <= share < math.inf for share in shares):
+        raise ValueError(f"examples must be finite numbers of at least 0, got {shares}")
+    usable = [i for i, update in enumerate(updates) if shares[i] > 0 and all_finite(update)]
+    refused = len(updates) - len(usable)
+    if not usable:
+        return RoundReport(refused=refused)
+    total = sum(shares[i] for i in usable)
+    delta = each(lambda x: x * (shares[usable[0]] / total), updates[usable[0]])
+    for i in usable[1:]:
+        delta = plus(delta, shares[i] / total, updates[i])
+    sq_norm = sum(shares[i] / total * float(inner(updates[i], updates[i])) for i in usable)
+    if losses is None or is_number(losses):
+        loss = losses
+    else:
+        given = list(losses)  # type: ignore[arg-type]
+        if len(given) != len(updates):
+            raise ValueError(f"loss has {len(given)} numbers for {len(updates)} updates; give one for each client")
+        loss = sum(shares[i] / total * float(given[i]) for i in usable)
+    return RoundReport(delta, loss, sq_norm, refused=refused)
+
+
+def _to_plain(value: Any) -> Any:
+    if hasattr(value, "_fields"):
+        return {name: _to_plain(item) for name, item in value._asdict().items()}
+    return tuple(map(_to_plain, value)) if type(value) is tuple else value
+
+
+def _from_plain(value: Any, like: Any) -> Any:
+    if hasattr(like, "_fields"):
+        if not isinstance(value, dict) or set(value) != set(like._fields):
+            keys = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
+            raise ValueError(f"a saved {type(like).__name__} has the keys {', '.join(like._fields)}, got {keys}")
+        return type(like)(**{name: _from_plain(value[name], getattr(like, name)) for name in like._fields})
+    return tuple(_from_plain(a, b) for a, b in zip(value, like, strict=True)) if type(like) is tuple else value

@@ -1,0 +1,120 @@
+"""``Server``: what a person with a loop of their own uses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedhyper import Constant, FedHyperG, LastRounds, Momentum, Pair, Server, auto
+
+
+def fedavg(lr: float = 0.1) -> Pair:
+    return Pair(local_rule=Constant(lr=lr))
+
+
+def test_clients_updates_and_their_mean_are_the_same_round() -> None:
+    updates = [np.array([1.0, 2.0]), np.array([3.0, 0.0])]
+    one, two = Server(np.zeros(2), fedavg()), Server(np.zeros(2), fedavg())
+    one.step(updates, loss=[1.0, 2.0])
+    two.step(np.array([2.0, 1.0]), loss=1.5, sq_norm=7.0)
+    assert np.array_equal(one.weights, two.weights)
+    assert np.array_equal(one.weights, [-2.0, -1.0])
+    assert (one.local_lr, one.global_lr, one.round) == (0.1, 1.0, 1)
+
+
+def test_examples_weigh() -> None:
+    server = Server(np.zeros(1), fedavg())
+    server.step([np.array([1.0]), np.array([4.0])], examples=[2, 1])
+    assert server.weights == pytest.approx(-2.0)
+
+
+def test_an_update_that_is_not_finite_is_left_out() -> None:
+    server = Server(np.zeros(1), fedavg())
+    assert server.step([np.array([1.0]), np.array([math.nan])]).action == "step"
+    assert server.weights == -1.0
+    assert server.step([np.array([math.inf])]).action == "idle"
+    assert server.step(np.array([math.nan])).action == "idle"
+    assert server.step([]).action == "idle"
+    assert server.weights == -1.0
+    assert server.round == 4
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch", "list", "dict"])
+def test_any_form_of_weights(form: str) -> None:
+    def make(a: float, b: float) -> Any:
+        x, y = np.array([a, b]), np.array([[b]])
+        return {
+            "numpy": x,
+            "torch": torch.tensor([a, b]),
+            "list": [x, y],
+            "dict": {"x": x, "y": y},
+        }[form]
+
+    server = Server(make(1.0, 2.0), Pair(global_rule=FedHyperG()), optimizer=Momentum(momentum=0.5))
+    server.step([make(0.1, 0.0), make(0.3, 0.2)])
+    server.step(make(0.1, 0.1))
+    start, end = make(1.0, 2.0), server.weights
+    assert type(end) is type(start)
+    first = end["x"] if form == "dict" else end[0] if form == "list" else end
+    alpha = server.global_lr
+    np.testing.assert_allclose(np.asarray(first), [0.8 - alpha * 0.2, 1.9 - alpha * 0.15], rtol=1e-6)
+
+
+def test_weights_are_never_written_to() -> None:
+    start = np.ones(3)
+    server = Server(start)
+    for _ in range(5):
+        server.step([np.ones(3), np.ones(3)], loss=[1.0, 1.0])
+    assert np.array_equal(start, np.ones(3))
+
+
+@pytest.mark.parametrize("plan", [None, auto(), fedavg(), Pair(global_rule=FedHyperG())])
+def test_a_saved_state_goes_on_to_the_same_bits(plan: Any) -> None:
+    rng = np.random.default_rng(0)
+    rounds = [(rng.normal(size=(4, 3)), rng.random(4)) for _ in range(12)]
+    whole, first, second = (Server(np.zeros(3), plan) for _ in range(3))
+    for deltas, losses in rounds:
+        whole.step(list(deltas), loss=losses)
+    for deltas, losses in rounds[:5]:
+        first.step(list(deltas), loss=losses)
+    second.load_state_dict(first.state_dict())
+    for deltas, losses in rounds[5:]:
+        second.step(list(deltas), loss=losses)
+    assert np.array_equal(whole.weights, second.weights)
+    assert np.array_equal(whole.averaged, second.averaged)
+    assert whole.local_lr == second.local_lr
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    server = Server(np.zeros(1))
+    saved = server.state_dict()
+    with pytest.raises(ValueError, match="LoopState has the keys"):
+        server.load_state_dict({"weights": 1})
+    saved["plan"]["local_lr"] = math.nan
+    with pytest.raises(ValueError, match="finite numbers above 0"):
+        server.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": [1.0]}, "loss has 1 numbers for 2 updates"),
+        ({"examples": [1.0]}, "examples has 1 numbers for 2 updates"),
+        ({"examples": [1.0, -1.0]}, "examples must be finite numbers of at least 0"),
+    ],
+)
+def test_a_mistake_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Server(np.zeros(1)).step([np.ones(1), np.ones(1)], **given)
+
+
+def test_averaged_is_the_mean_of_the_last_rounds_or_the_newest() -> None:
+    plain, mean = Server(np.zeros(1), fedavg()), Server(np.zeros(1), fedavg(), average=LastRounds(0.0))
+    for server in (plain, mean):
+        server.step(np.ones(1))
+        server.step(np.ones(1))
+    assert (plain.averaged, mean.averaged) == (-2.0, -1.5)
