@@ -197,9 +197,9 @@ def test_layers_without_a_rule_start_from_the_seed() -> None:
 @pytest.mark.parametrize("kind", ["yes-no", "number", "numbers", "sequence"])
 def test_other_objectives_train_alike_on_every_engine(kind: str) -> None:
     import torch
-    from fedhyper.sim.data.objectives import SEQUENCE, YES_NO, numbers
     from torch import nn
 
+    from fedhyper.sim.data.objectives import SEQUENCE, YES_NO, numbers
     from fedhyper.sim.data.tasks import Task
 
     source = torch.Generator().manual_seed(0)
@@ -229,6 +229,7 @@ def test_other_objectives_train_alike_on_every_engine(kind: str) -> None:
 
 def test_r2_is_what_statistics_has() -> None:
     import torch
+
     from fedhyper.sim.data.objectives import mean_score, numbers
 
     y = torch.tensor([1.0, 2.0, 3.0, 6.0])

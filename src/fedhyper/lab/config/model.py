@@ -81,9 +81,11 @@ class PartitionConfig(Strict):
 
     def values(self) -> dict[str, Any]:
         """Every key, the own ones of its kind included."""
-        split = PARTITIONS.get(self.kind).split
-        own = {} if isinstance(split, Later) else keyword_options(split)  # those of the built-in kinds are all above
-        return {**own, **self.model_dump()}
+        split, values = PARTITIONS.get(self.kind).split, self.model_dump()
+        if isinstance(split, Later):  # the keys of the built-in kinds are all above
+            return values
+        own = checked_options(f"partition kind {self.kind}", split, self.model_extra or {})
+        return keyword_options(split) | values | own
 
 
 class Config(Strict):

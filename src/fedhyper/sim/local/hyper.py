@@ -34,10 +34,11 @@ class HyperStep(LocalStep):
 
     def _stack_rate(self, grad: Tensor) -> Tensor:
         n = len(grad)
-        rule = replace(self.rule, local_steps=self.start.local_steps[:n])
+        if len(self.rule.local_steps) != n:  # clients of the stack have finished
+            self.rule = replace(self.rule, local_steps=self.start.local_steps[:n])
         lr = torch.full((n,), self.lr, dtype=torch.float64, device=grad.device) if self.before is None else self.lr[:n]
         state = LRState(lr, 0.0 if self.before is None else self.before[:n])
-        return rule.update(state, grad, 0.0 if self.start.delta is None else self.start.delta.expand(n, -1)).lr  # type: ignore[no-any-return]
+        return self.rule.update(state, grad, 0.0 if self.start.delta is None else self.start.delta.expand(n, -1)).lr  # type: ignore[no-any-return]
 
 
 def slow_hyper(parameters: list[nn.Parameter], start: Start) -> torch.optim.Optimizer:
