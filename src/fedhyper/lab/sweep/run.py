@@ -53,7 +53,7 @@ class SweepListener(Protocol):
         """Each running cell: its round, its rounds, its last accuracy."""
 
     def ended(self, outcome: Outcome) -> None:
-        """One more cell."""
+        """A cell of this sweep has ended, and how."""
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """All cells, or all that could be."""
