@@ -5,17 +5,16 @@
     python benchmarks/robustness.py --tasks fmnist --methods fedavg fedhyper
     python benchmarks/robustness.py --tables                     only rewrite the tables from the cells that are there
 
-A cell is one run: method, local rate, global rate, seed. Each leaves one JSON file in --out, and a cell whose file is
-there is not run again, so stopping costs at most the cell at work. fedhyper starts at min(product of the rates,
-probe): cells with the same start are the same run, made once and copied. Equal rounds and local work for all methods.
+A run is a method, a local rate, a global rate and a seed; they are the cells of a sweep in --out (see cells.py), so
+stopping costs nothing but the round at work. fedhyper starts at min(product of the rates, probe): pairs of rates with
+the same start are the same run, made once and counted once a pair. Equal rounds and local work for all methods.
 
     digits                  every method on the grid; three seeds for fedavg, fedhyper and fedhyper-g+cl
     fmnist, mnist           those three on the grid, every other method on its row of global rate 1
     cifar10, shakespeare    those three on that row and the four corners, five others on the row
     all but digits          seeds 1 and 2, too, of fedavg's best cell and fedhyper's worst (by seed 0)
 
-A cell's score is the accuracy averaged over the last five rounds: on 360 test images one round alone says little;
-``final`` is in the files, too.
+A cell's score is the accuracy averaged over the last five rounds.
 tables.md, heatmaps.json and the SVGs in --out are what docs/results/robustness.md is made from.
 """
 
@@ -23,24 +22,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import time
+import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+from cells import Setting, complete, is_done, make_cell, records, score
 
 from fedhyper import Auto
+from fedhyper.errors import UserError
+from fedhyper.lab.sweep.grid import Cell
 from fedhyper.sim.data.files import dataset_status
-from fedhyper.sim.data.partition import make_partition
-from fedhyper.sim.data.tasks import Task, load_task
-from fedhyper.sim.methods import make_method
-from fedhyper.sim.models import make_model
-from fedhyper.sim.simulation import Simulation
 
 LOCAL = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 GLOBAL = (0.1, 0.5, 1.0, 2.0, 10.0)
@@ -49,24 +42,6 @@ OTHERS = (
     *("fedhyper-g", "fedhyper-sl", "fedhyper-cl", "fedexp", "fedadam", "fedyogi", "fedadagrad", "fedavgm"),
     *("decay-g", "decay-sl", "local-adam", "fedprox", "delta-sgd", "fedsps"),
 )
-
-
-class Setting(NamedTuple):
-    """A task, and how a round goes."""
-
-    task: str
-    model: str
-    rounds: int
-    clients: int
-    batch_size: int
-    options: dict[str, Any]
-    kind: str = "dirichlet"
-    clients_per_round: int = 10
-    local_epochs: int = 1
-    local_steps: int = 0
-    subset: int | None = None  # training examples; None: all
-    concentration: float = 0.5
-    dtype: torch.dtype = torch.float32
 
 
 _LSTM: dict[str, Any] = {"hidden": 64, "layers": 1}
@@ -96,8 +71,8 @@ def wanted(setting: str, method: str) -> tuple[tuple[float, float], ...]:
     return ROW if task in ("fmnist", "mnist") or method in FEW else ()
 
 
-class Cell(NamedTuple):
-    """One run."""
+class Point(NamedTuple):
+    """A method at a pair of initial rates, with a seed: one entry of a table before it is averaged."""
 
     setting: str
     method: str
@@ -105,86 +80,28 @@ class Cell(NamedTuple):
     global_lr: float
     seed: int
 
-    def file(self, out: Path) -> Path:
-        """Where its result is kept."""
-        return out / self.setting / self.method / f"{self.local_lr:g}x{self.global_lr:g}-seed{self.seed}.json"
+    @property
+    def cell(self) -> Cell:
+        """The run it stands for; fedhyper knows its initial rates only as the rate it starts from."""
+        s, rates = SETTINGS[self.setting], (self.local_lr, self.global_lr)
+        if self.method == "fedhyper":
+            start = _start(rates)
+            rates = next((pair for pair in GRID if _start(pair) == start), rates)
+        return make_cell(self.setting, s, self.method, rates, self.seed, every=max(s.rounds // 10, 1))
 
 
-@cache
-def _task(name: str, subset: int | None) -> Task:
-    return load_task(name, subset=subset)
+def _start(rates: tuple[float, float]) -> float:
+    return Auto(local_lr=rates[0], global_lr=rates[1]).start
 
 
-def simulate(s: Setting, method: str, rates: tuple[float, float], seed: int, **options: Any) -> Simulation:
-    """A run from these (local, global) rates, before its first round."""
-    task = _task(s.task, s.subset)
-    known = {"natural": {"groups": task.groups}, "dirichlet": {"concentration": s.concentration}}
-    return Simulation(
-        task=task,
-        partition=make_partition(s.kind, task.train_y.numpy(), s.clients, seed=seed, **known.get(s.kind, {})),
-        model=make_model(s.model, task.shape, task.classes, seed=seed, tokens=task.tokens, **s.options),
-        method=make_method(method, local_lr=rates[0], global_lr=rates[1], **options),
-        clients_per_round=s.clients_per_round,
-        local_epochs=s.local_epochs,
-        local_steps=s.local_steps,
-        batch_size=s.batch_size,
-        seed=seed,
-        dtype=s.dtype,
-    )
+def result(point: Point, out: Path) -> dict[str, Any]:
+    """What a table and a figure need of a run; accuracies are fractions."""
+    rounds = records(point.cell, out)
+    curve = [[r["round"], r["accuracy"]] for r in rounds if r["accuracy"] is not None]
+    return {**point._asdict(), "score": score(rounds), "curve": curve}
 
 
-def train(
-    s: Setting, method: str, rates: tuple[float, float], seed: int, every: int, **options: Any
-) -> list[dict[str, Any]]:
-    """The records of a run from these rates, evaluated every so often and in the last five rounds."""
-    simulation = simulate(s, method, rates, seed, **options)
-    records = [simulation.run_round(evaluate=t % every == 0 or t > s.rounds - 5) for t in range(1, s.rounds + 1)]
-    simulation.close()
-    return records
-
-
-def score(records: list[dict[str, Any]]) -> float:
-    """Accuracy, averaged over the last five rounds."""
-    return statistics.fmean(r["accuracy"] for r in records[-5:])
-
-
-def run(cell: Cell) -> dict[str, Any]:
-    """Train one cell; accuracies are fractions."""
-    s = SETTINGS[cell.setting]
-    started = time.process_time()
-    records = train(s, cell.method, (cell.local_lr, cell.global_lr), cell.seed, max(s.rounds // 10, 1))
-    return {
-        **cell._asdict(),
-        "subset": s.subset,
-        "rounds": s.rounds,
-        "score": score(records),
-        "final": records[-1]["accuracy"],
-        "curve": [[r["round"], r["accuracy"]] for r in records if r["accuracy"] is not None],
-        "local_lr_curve": [r["local_lr"] for r in records],
-        "rollbacks": sum(r["rollback"] for r in records),
-        "cpu_seconds": time.process_time() - started,
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-    }
-
-
-def twin(cell: Cell, out: Path) -> Path | None:
-    """The file of a cell that is the same run: fedhyper knows its initial rates only as the rate it starts from."""
-    if cell.method != "fedhyper":
-        return None
-    start = Auto(local_lr=cell.local_lr, global_lr=cell.global_lr).start
-    grid = (cell._replace(local_lr=b, global_lr=a) for b in LOCAL for a in GLOBAL)
-    return next(
-        (
-            c.file(out)
-            for c in grid
-            if Auto(local_lr=c.local_lr, global_lr=c.global_lr).start == start and c.file(out).exists()
-        ),
-        None,
-    )
-
-
-def cells(args: argparse.Namespace) -> Iterator[Cell]:
+def protocol(args: argparse.Namespace) -> Iterator[Point]:
     """The protocol, in the order that fills the tables soonest: one seed of everything, then the others."""
     smoke = tuple((b, a) for b in (1e-3, 1e-1) for a in (1.0, 2.0))
     for seed in range(args.seeds or 3):
@@ -193,31 +110,18 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
                 seeds = args.seeds or (3 if SETTINGS[setting].task == "digits" else 1)
                 if seed < (seeds if method in MAIN else 1):
                     rates = smoke if args.smoke else wanted(setting, method)
-                    yield from (Cell(setting, method, b, a, seed) for b, a in rates)
+                    yield from (Point(setting, method, b, a, seed) for b, a in rates)
 
 
-def decisive(args: argparse.Namespace) -> Iterator[Cell]:
-    """Seeds 1 and 2 of the two cells that the comparison hangs on, where the grid has one seed."""
-    for setting in args.tasks:
+def decisive(points: Iterable[Point], out: Path) -> Iterator[Point]:
+    """Seeds 1 and 2 of the two entries that the comparison hangs on, where the grid has one seed."""
+    known = [result(point, out) for point in points if point.seed == 0 and point.method in ("fedavg", "fedhyper")]
+    for setting in dict.fromkeys(r["setting"] for r in known if SETTINGS[r["setting"]].task != "digits"):
         for method, choose in (("fedavg", max), ("fedhyper", min)):
-            files = sorted((args.out / setting / method).glob("*-seed0.json"))
-            if method in args.methods and SETTINGS[setting].task != "digits" and files:
-                chosen = choose((json.loads(file.read_text()) for file in files), key=lambda r: float(r["score"]))
-                yield from (Cell(setting, method, chosen["local_lr"], chosen["global_lr"], seed) for seed in (1, 2))
-
-
-def complete(todo: Iterable[Cell], out: Path) -> None:
-    """Run the cells that are not there."""
-    missing = [cell for cell in todo if not cell.file(out).exists()]
-    for i, cell in enumerate(missing, 1):
-        same = twin(cell, out)
-        result = run(cell) if same is None else {**json.loads(same.read_text()), **cell._asdict(), "copied": True}
-        file = cell.file(out)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(result), encoding="utf-8")
-        os.replace(part, file)
-        print(f"{i}/{len(missing)} {' '.join(map(str, cell))}: {100 * result['score']:.1f} %", flush=True)
+            mine = [r for r in known if (r["setting"], r["method"]) == (setting, method)]
+            if mine:
+                chosen = choose(mine, key=lambda r: float(r["score"]))
+                yield from (Point(setting, method, chosen["local_lr"], chosen["global_lr"], seed) for seed in (1, 2))
 
 
 def tables(out: Path, done: list[dict[str, Any]]) -> None:
@@ -339,7 +243,8 @@ def figures(out: Path, done: list[dict[str, Any]]) -> None:
             for (m, b, a), s in sorted(scores.items())
             if a == 1.0 and m in shown
         ]
-        save(rate_chart(against, shown, x_title="initial local rate (global rate 1)"), out / f"{setting}-rates.svg")
+        words = {"x_title": "initial local rate (global rate 1)", "y_title": "test accuracy, last five rounds"}
+        save(rate_chart(against, shown, **words), out / f"{setting}-rates.svg")
 
 
 def main() -> None:
@@ -349,6 +254,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=[*MAIN, *OTHERS], choices=[*MAIN, *OTHERS])
     parser.add_argument("--seeds", type=int, default=None, help="of the main methods (default: digits 3, others 1)")
     parser.add_argument("--out", type=Path, default=Path("runs/robustness"))
+    parser.add_argument("--jobs", type=int, default=None, help="cells at a time (default: cores)")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--tables", action="store_true")
     args = parser.parse_args()
@@ -361,11 +267,20 @@ def main() -> None:
         args.tasks = [task for task in PROTOCOL if task not in missing]
         if missing:
             print(f"left out, no data: {', '.join(missing)}; fedhyper data fetch {' '.join(missing)}")
-    torch.set_num_threads(1)
-    if not args.tables:
-        complete(cells(args), args.out)
-        complete(decisive(args), args.out)
-    done = [json.loads(file.read_text()) for file in sorted(args.out.glob("*/*/*.json"))]
+    points = list(protocol(args))
+    try:
+        if not args.tables:
+            complete([point.cell for point in points], args.out, jobs=args.jobs)
+        there = [point for point in points if is_done(point.cell, args.out)]
+        if not args.smoke:
+            more = list(decisive(there, args.out))
+            if not args.tables:
+                complete([point.cell for point in more], args.out, jobs=args.jobs)
+            there += [point for point in more if is_done(point.cell, args.out)]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    done = [result(point, args.out) for point in dict.fromkeys(there)]
     tables(args.out, done)
     figures(args.out, done)
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 import fedhyper
-from fedhyper.errors import StorageError, UserError
+from fedhyper.errors import UserError
+from fedhyper.lab.outputs import default_out, print_table, say_report
 
 app = typer.Typer(
     name="fedhyper",
@@ -140,32 +141,6 @@ def run(
         say_report(target, quiet=quiet or as_json)
 
 
-def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
-    """``runs/fmnist/method=fedexp,seed=3``: the same command finds its run again."""
-    from fedhyper.lab.config.model import parse_override
-    from fedhyper.lab.sweep.grid import cell_name
-
-    return Path("runs") / experiment.stem / cell_name(parse_override(text) for text in overrides)
-
-
-def say_report(directory: Path, *, quiet: bool) -> Path | None:
-    """Write ``report.html`` into a directory of runs and say where it is; without the extra say how to get it."""
-    from fedhyper.lab.results.report import write_report
-
-    path = directory / "report.html"
-    try:
-        write_report([directory], path)
-    except StorageError:
-        raise
-    except (UserError, ModuleNotFoundError) as error:
-        # The run is done and on disk: the missing page must not make it a failure.
-        print(f"fedhyper: note: no report ({error}); pip install 'fedhyper[report]'", file=sys.stderr)
-        return None
-    if not quiet:
-        print(f"report: {path}")
-    return path
-
-
 @app.command()
 def sweep(
     experiment: Experiment,
@@ -212,27 +187,6 @@ def sweep(
         shown = f"{failed[0].cell.name}: {failed[0].message}"
         print(f"fedhyper: {len(failed)} of {len(outcomes)} cells failed; the first: {shown}", file=sys.stderr)
     return failed[0].exit_code if failed else 0
-
-
-def print_table(paths: Sequence[Path]) -> None:
-    """The headline table of all runs under ``paths``; on a terminal without the columns on cost, which need width."""
-    from fedhyper.lab.results.groups import make_groups
-    from fedhyper.lab.results.stored import load_runs
-    from fedhyper.lab.results.tables import COLUMNS, headline_rows, headline_table
-
-    if not sys.stdout.isatty():
-        print(headline_table(paths, "md"))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for i, heading in enumerate(COLUMNS[:5]):
-        table.add_column(heading, justify="right" if i else "left", overflow="fold")
-    for row in headline_rows(make_groups(load_runs(paths))):
-        table.add_row(*(Text(cell) for cell in row.cells[:5]), style="bold" if row.best else None)
-    Console().print(table)
 
 
 @app.command()

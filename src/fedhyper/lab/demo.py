@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedhyper.lab.commands import say_report
+from fedhyper.lab.outputs import say_report
 from fedhyper.lab.config.model import Config, make_config
 from fedhyper.lab.running.interrupt import AbandonRound, Signals
 from fedhyper.lab.running.progress import Record
@@ -99,11 +99,11 @@ class _Lines:
 
     @contextlib.contextmanager
     def shown(self, records: dict[str, list[Record]]) -> Iterator[None]:
-        """Nothing to set up."""
+        """Lines need no screen of their own: a block without effect."""
         yield
 
     def round(self, records: dict[str, list[Record]]) -> None:
-        """One more round of every run."""
+        """A line on the newest round of every run, every tenth round."""
         newest = {name: rows[-1] for name, rows in records.items()}
         t = next(iter(newest.values()))["round"]
         if not self.quiet and (t % EVERY == 0 or t == 1):
@@ -120,14 +120,14 @@ class _Live(_Lines):
 
     @contextlib.contextmanager
     def shown(self, records: dict[str, list[Record]]) -> Iterator[None]:
-        """The table stays where it is."""
+        """The live table is on the screen for as long as the block runs."""
         from rich.live import Live
 
         with Live(get_renderable=lambda: self._render(records), refresh_per_second=8):
             yield
 
     def round(self, records: dict[str, list[Record]]) -> None:
-        """Drawn by the clock, not by the round."""
+        """Nothing to do for a round: the table is drawn eight times a second from ``records``."""
 
     def _render(self, records: dict[str, list[Record]]) -> Any:
         from rich.table import Table

@@ -9,6 +9,7 @@ from collections import deque
 from typing import IO, TYPE_CHECKING
 
 from fedhyper.errors import printable
+from fedhyper.lab.running.progress import Silent
 from fedhyper.lab.running.words import closing, duration, number, percent, remarks, title
 
 if TYPE_CHECKING:
@@ -50,21 +51,12 @@ class Clock:
         return duration(self.seconds * rounds)
 
 
-class Quiet:
-    """Nothing but notes, on stderr."""
-
-    def start(self, run: Run) -> None:
-        """Nothing."""
-
-    def round(self, run: Run, record: Record) -> None:
-        """Nothing."""
+class Quiet(Silent):
+    """Notes, on stderr, and nothing else: what a person asked for with ``--quiet``."""
 
     def note(self, text: str) -> None:
         """One line on stderr."""
         print(f"fedhyper: note: {printable(text, 500)}", file=sys.stderr, flush=True)
-
-    def end(self, run: Run, summary: Summary) -> None:
-        """Nothing."""
 
 
 class JsonLines(Quiet):
@@ -74,11 +66,11 @@ class JsonLines(Quiet):
         self.out = out
 
     def round(self, run: Run, record: Record) -> None:
-        """One object a line."""
+        """The record as one line of JSON."""
         print(json.dumps(record, allow_nan=False), file=self.out, flush=True)
 
     def end(self, run: Run, summary: Summary) -> None:
-        """The last line."""
+        """The summary and the run directory as the last line of JSON."""
         print(json.dumps({"summary": summary, "out": str(run.out)}, allow_nan=False), file=self.out, flush=True)
 
 
@@ -107,7 +99,7 @@ class PlainLines(Quiet):
         )
 
     def end(self, run: Run, summary: Summary) -> None:
-        """How it ended, and where its files are."""
+        """How the run ended, and where its files are."""
         self._say(closing(run.config, summary))
         self._say(f"files in {printable(str(run.out))}")
 

@@ -29,19 +29,19 @@ class Listener(Protocol):
 
 
 class Silent:
-    """A listener that says nothing."""
+    """A listener that prints and writes nothing; others say only what differs."""
 
     def start(self, run: Run) -> None:
-        """Nothing."""
+        """Ignores that the run is ready."""
 
     def round(self, run: Run, record: Record) -> None:
-        """Nothing."""
+        """Ignores the round."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Ignores the note."""
 
     def end(self, run: Run, summary: Summary) -> None:
-        """Nothing."""
+        """Ignores that the run is over."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Progress:
     bytes_down: int = 0
 
     def add(self, record: Record) -> None:
-        """Count one more round in."""
+        """Count the round ``record`` in: its seconds and bytes, and its accuracy if it was evaluated."""
         self.rounds = record["round"]
         self.seconds += sum(value for key, value in record.items() if key.startswith("seconds") and value)
         self.bytes_up += record["bytes_up"]

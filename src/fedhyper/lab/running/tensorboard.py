@@ -26,14 +26,14 @@ class TensorBoard:
         self.inner.start(run)
 
     def round(self, run: Run, record: Record) -> None:
-        """Every number of the record."""
+        """Write every number of the record as a scalar of this round, then pass the record on."""
         for key, value in record.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and key != "round":
                 self._writer.add_scalar(key, value, record["round"])
         self.inner.round(run, record)
 
     def note(self, text: str) -> None:
-        """Passed on."""
+        """Notes are for people: passed on, not written."""
         self.inner.note(text)
 
     def end(self, run: Run, summary: Summary) -> None:

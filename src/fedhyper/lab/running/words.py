@@ -43,7 +43,7 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits."""
+    """A number with four significant digits, ``0.0001234``; nothing measured is ``-``."""
     return "-" if value is None else f"{value:.4g}"
 
 

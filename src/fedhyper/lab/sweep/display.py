@@ -30,10 +30,10 @@ def make_sweep_display(*, quiet: bool = False, as_json: bool = False, out: IO[st
 
 
 class SweepQuiet:
-    """Nothing."""
+    """Prints nothing and keeps count, for the displays built on it."""
 
     def begin(self, total: int, skipped: int, jobs: int) -> None:
-        """Start counting."""
+        """Start the count of cells and the clock."""
         self.total, self.done, self.jobs = total, skipped, jobs
         self.skipped, self.started = skipped, time.monotonic()
         self.partly = 0.0
@@ -43,11 +43,11 @@ class SweepQuiet:
         self.partly = sum(t / rounds for t, rounds, _ in running.values())
 
     def ended(self, outcome: Outcome) -> None:
-        """Count."""
+        """One cell more is done."""
         self.done += 1
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """Nothing."""
+        """Prints no closing line."""
 
     @property
     def left(self) -> str:
@@ -61,7 +61,7 @@ class SweepQuiet:
 
 
 class SweepJson(SweepQuiet):
-    """An object a cell."""
+    """A JSON object a cell, at the end, in the order of the grid."""
 
     def __init__(self, out: IO[str]) -> None:
         self.out = out
@@ -80,17 +80,17 @@ class SweepLines(SweepQuiet):
         self.out = out
 
     def begin(self, total: int, skipped: int, jobs: int) -> None:
-        """How many there are."""
+        """A line with the number of cells, of those done before, and of those run at a time."""
         super().begin(total, skipped, jobs)
         self._say(f"{total} cells, {skipped} of them done before, {jobs} at a time")
 
     def ended(self, outcome: Outcome) -> None:
-        """How it ended."""
+        """A line on how the cell ended and how long the rest will take."""
         super().ended(outcome)
         self._say(f"[{self.done}/{self.total}] {describe(outcome)}  {self.left} left")
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """How many ended how."""
+        """A line that counts the cells by how they ended."""
         self._say(closing(outcomes, self.total))
 
     def _say(self, line: str) -> None:
@@ -105,7 +105,7 @@ class SweepLive(SweepQuiet):
         self.running: dict[str, tuple[int, int, float | None]] = {}
 
     def begin(self, total: int, skipped: int, jobs: int) -> None:
-        """Put it on the screen."""
+        """Start the live display."""
         from rich.live import Live
 
         super().begin(total, skipped, jobs)
@@ -113,18 +113,18 @@ class SweepLive(SweepQuiet):
         self._live.start()
 
     def progress(self, running: dict[str, tuple[int, int, float | None]]) -> None:
-        """What is drawn next."""
+        """Keep the running cells for the next refresh of the screen."""
         super().progress(running)
         self.running = dict(running)
 
     def ended(self, outcome: Outcome) -> None:
-        """A line above the live ones."""
+        """A line on the ended cell, above the live ones."""
         super().ended(outcome)
         if self._live is not None:
             self._live.console.print(describe(outcome), markup=False, highlight=False, soft_wrap=True)
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """Leave the screen as it is."""
+        """Stop refreshing and print the closing line."""
         if self._live is not None:
             self.running = {}
             self._live.stop()

@@ -53,7 +53,7 @@ class SweepListener(Protocol):
         """Each running cell: its round, its rounds, its last accuracy."""
 
     def ended(self, outcome: Outcome) -> None:
-        """One more cell."""
+        """A cell of this sweep has ended, and how."""
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """All cells, or all that could be."""
@@ -139,6 +139,8 @@ def run_sweep(
         failures = {one.cell.name: one.message for one in ordered if one.status not in ("finished", "diverged")}
         with disk_errors(out):
             replace(out / "failures.json", (json.dumps(failures, indent=1) + "\n").encode())
+        if signals.received:  # too late for this sweep, but whoever starts several must not start the next one
+            raise interrupted(signals.received)
         return ordered
 
 
@@ -158,6 +160,11 @@ def ended_before(cell: Cell, out: Path) -> Outcome | None:
     ):
         return None
     return Outcome(cell, summary["status"], summary.get("final_accuracy"), skipped=True)
+
+
+def interrupted(number: int) -> Interrupted:
+    """What to raise when signal ``number`` ended a sweep."""
+    return Interrupted(number, "interrupted; the same command continues the sweep")
 
 
 def _refuse_foreign(out: Path) -> None:
@@ -236,7 +243,7 @@ class _Pool:
     def _interrupted(self) -> Interrupted:
         for worker in self.workers:
             worker.process.terminate()
-        return Interrupted(self.signals.received, "interrupted; the same command continues the sweep")
+        return interrupted(self.signals.received)
 
     def stop(self) -> None:
         """End every process: politely, then not."""

@@ -1,0 +1,56 @@
+"""What a command leaves or prints when its runs are done: where they go, the report beside them, their table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedhyper.errors import StorageError, UserError
+
+
+def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
+    """``runs/fmnist/method=fedexp,seed=3``: the same command finds its run again."""
+    from fedhyper.lab.config.model import parse_override
+    from fedhyper.lab.sweep.grid import cell_name
+
+    return Path("runs") / experiment.stem / cell_name(parse_override(text) for text in overrides)
+
+
+def say_report(directory: Path, *, quiet: bool) -> Path | None:
+    """Write ``report.html`` into a directory of runs and say where it is; without the extra say how to get it."""
+    from fedhyper.lab.results.report import write_report
+
+    path = directory / "report.html"
+    try:
+        write_report([directory], path)
+    except StorageError:
+        raise
+    except (UserError, ModuleNotFoundError) as error:
+        # The run is done and on disk: the missing page must not make it a failure.
+        print(f"fedhyper: note: no report ({error}); pip install 'fedhyper[report]'", file=sys.stderr)
+        return None
+    if not quiet:
+        print(f"report: {path}")
+    return path
+
+
+def print_table(paths: Sequence[Path]) -> None:
+    """The headline table of all runs under ``paths``; on a terminal without the columns on cost, which need width."""
+    from fedhyper.lab.results.groups import make_groups
+    from fedhyper.lab.results.stored import load_runs
+    from fedhyper.lab.results.tables import COLUMNS, headline_rows, headline_table
+
+    if not sys.stdout.isatty():
+        print(headline_table(paths, "md"))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for i, heading in enumerate(COLUMNS[:5]):
+        table.add_column(heading, justify="right" if i else "left", overflow="fold")
+    for row in headline_rows(make_groups(load_runs(paths))):
+        table.add_row(*(Text(cell) for cell in row.cells[:5]), style="bold" if row.best else None)
+    Console().print(table)
