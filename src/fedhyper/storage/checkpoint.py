@@ -100,7 +100,7 @@ def save(path: Path | str, tensors: Mapping[str, NDArray[Any]], values: Mapping[
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(path)
-        _replace(path, (prefix, header, blob, digest.digest()))
+        replace(path, (prefix, header, blob, digest.digest()))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise StorageError(
@@ -125,7 +125,8 @@ def _temporary_prefix(path: Path) -> str:
     return f".fedhyper-{hashlib.blake2b(path.name.encode(), digest_size=6).hexdigest()}-"
 
 
-def _replace(path: Path, pieces: tuple[bytes, ...]) -> None:
+def replace(path: Path, pieces: tuple[bytes, ...]) -> None:
+    """Put these bytes where ``path`` is, whole or not at all: temporary file, flush, rename, flush."""
     # never the training's random numbers: saving must not disturb a run
     temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
