@@ -83,7 +83,10 @@ def test_products_are_exact_enough_and_zero_vectors_are_no_trouble() -> None:
 def test_products_do_not_depend_on_the_order_of_the_arrays(keys: tuple[str, ...]) -> None:
     """A checkpoint gives arrays back by name, not by place."""
     rng = np.random.default_rng(1)
-    a, b = ({key: rng.standard_normal(20_000) * scale for key, scale in zip("abc", (1, 1e8, 1e-8))} for _ in "ab")
+    a, b = (
+        {key: rng.standard_normal(20_000) * scale for key, scale in zip("abc", (1, 1e8, 1e-8), strict=True)}
+        for _ in "ab"
+    )
     assert gram.products({key: a[key] for key in keys}, b) == gram.products(a, b)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
@@ -323,6 +323,101 @@ def test_nothing_usable_changes_nothing_and_five_times_in_a_row_stops() -> None:
     with pytest.raises(TrainingStopped, match=r"5 rounds in a row .*non-finite") as caught:
         run(FedHyper(FedAvg()), rounds=9, spoil=dict.fromkeys(range(6), nan))
     assert "\n" not in str(caught.value)
+
+
+def silent(reply: Message) -> list[Message]:
+    return []
+
+
+def failed(reply: Message) -> Message:
+    return Message(Error(5, "the node\nhas left"), reply_to=reply)
+
+
+@pytest.mark.parametrize("nobody", [silent, failed])
+@pytest.mark.parametrize("schedule", ["auto", "g+sl"])
+def test_a_round_in_which_nobody_answers_changes_nothing_but_its_number(schedule: str, nobody: Any) -> None:
+    """All sampled nodes fail in round 3: the rates, the weights and the mean are those of a run without that round."""
+    calls = {"n": 0}
+
+    def in_round_3(reply: Message) -> Any:
+        calls["n"] += 1
+        return nobody(reply) if 12 < calls["n"] <= 18 else reply
+
+    def unhurried(**grid: Any) -> FedHyper:
+        strategy = FedHyper(FedAvg(fraction_evaluate=0.0), schedule, seed=0, local_lr=0.02)
+        run(strategy, rounds=7 if grid else 6, **grid)
+        return strategy
+
+    disturbed, quiet = unhurried(spoil=dict.fromkeys(range(6), in_round_3)), unhurried()
+    assert [row["clients_used"] for row in disturbed.history] == [6, 6, 0, 6, 6, 6, 6]
+    assert disturbed.state.plan == quiet.state.plan
+    for name, array in quiet.state.now.weights.items():
+        assert (disturbed.state.now.weights[name] == array).all()
+        assert (disturbed.state.mean.weights[name] == quiet.state.mean.weights[name]).all()
+
+
+def test_that_all_replies_are_nonsense_lowers_autos_rate() -> None:
+    def nan(reply: Message) -> Message:
+        reply.content["arrays"]["fc.weight"] = Array(np.full((2, 4), np.nan, np.float32))
+        return reply
+
+    strategy = FedHyper(FedAvg(), "auto", local_lr=1e-4)
+    run(strategy, rounds=2, spoil=dict.fromkeys(range(6), nan))
+    assert strategy.state.local_lr < strategy.history[0]["local_lr"]
+
+
+def test_what_ends_a_run_without_replies_names_the_nodes_errors() -> None:
+    with pytest.raises(TrainingStopped, match=r"3 rounds in a row \(node \d+: the node\?has left; node"):
+        run(FedHyper(FedAvg(), patience=3), rounds=9, spoil=dict.fromkeys(range(6), failed))
+    with pytest.raises(TrainingStopped, match="nobody answered"):
+        run(FedHyper(FedAvg(), patience=3), rounds=9, spoil=dict.fromkeys(range(6), silent))
+
+
+def test_a_second_start_is_a_new_run() -> None:
+    for inner in (FedAvg, FedAdam, lambda: FedAvgM(server_momentum=0.9)):
+        strategy = FedHyper(inner(), "auto", seed=1)
+        first = run(strategy, rounds=5)
+        assert same_bits(run(strategy, rounds=5), first)
+        assert [row["round"] for row in strategy.history] == [1, 2, 3, 4, 5]
+        other = strategy.start(LocalGrid(quadratic_app(), 6), arrays(w=np.ones(3, np.float32)), num_rounds=1)
+        assert list(other.arrays) == ["w"]
+
+
+def test_a_step_that_overflows_the_models_type_is_not_made() -> None:
+    """float16 ends at 65504; the loop works in float32, where w − 3 · Δ = 40000 + 3 · 20000 is a number."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        w = message.content["arrays"]["w"].numpy() + np.float16(20000)
+        return Message(RecordDict({"a": arrays(w=w), "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), FedHyperG(lr=3.0, bound=1.0))
+    start = arrays(w=np.full(2, 40000, np.float16))
+    result = strategy.start(LocalGrid(app, 2), start, num_rounds=2)
+    assert (numbers(result.arrays)["w"] == 40000).all()
+    assert [row["clients_used"] for row in strategy.history] == [0, 0]
+
+
+@pytest.mark.parametrize("reporting", [1, 2, 3])
+def test_the_loss_is_found_in_the_first_round_in_which_more_than_half_report_one(reporting: int) -> None:
+    """Nobody reports a loss in rounds 1 and 3, ``reporting`` of 3 clients do from then on; round 5 explodes."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        t = int(message.content["config"]["server-round"])
+        metrics: dict[str, Any] = {"num-examples": 1}
+        if t in (2, 4, 5) and int(context.node_config["partition-id"]) < reporting:
+            metrics["fedhyper.loss"] = 50.0 if t == 5 else 1.0
+        w = message.content["arrays"]["w"].numpy() - np.float32(0.1)
+        return Message(RecordDict({"arrays": arrays(w=w), "metrics": MetricRecord(metrics)}), reply_to=message)
+
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0))
+    strategy.start(LocalGrid(app, 3), arrays(w=np.zeros(2, np.float32)), num_rounds=5)
+    found = reporting > 1
+    assert [row["train_loss"] for row in strategy.history] == ([None, 1.0, None, 1.0, 50.0] if found else [None] * 5)
+    assert [row["rollback"] for row in strategy.history] == [False] * 4 + [found]
 
 
 class Hidden(FedAvg):
