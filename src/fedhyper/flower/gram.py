@@ -145,7 +145,7 @@ class InCoordinates:
         return new._replace(memory=memory._replace(memory=new.memory))
 
 
-def measured(state: PlanState, compares: Literal["delta", "step"]) -> dict[str, float | None]:
+def lengths(state: PlanState, compares: Literal["delta", "step"]) -> dict[str, float | None]:
     """``cosine`` and ``update_norm`` of the newest round's record, where a plan in coordinates has measured them."""
     found = state.memory
     if not isinstance(found, Coordinates):

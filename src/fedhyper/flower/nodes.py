@@ -91,6 +91,29 @@ class Roster:
         partition = self.partitions.get(node)
         return partition is None, partition or 0, node
 
+    def sample(
+        self,
+        configure: Configure,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        seed: int | None,
+    ) -> list[Message]:
+        """The messages of an inner strategy's ``configure_*``; with a seed its nodes are drawn from that, by partition.
+
+        Flower draws them with Python's global generator: it is given a seed for as long as that takes, and put back.
+        """
+        order = self.assemble(grid, ask=seed is not None)
+        if seed is None:
+            return list(configure(server_round, arrays, config, grid))
+        before = random.getstate()
+        random.seed(f"{seed}/{configure.__name__.removeprefix('configure_')}/{server_round}")
+        try:
+            return list(configure(server_round, arrays, config, OrderedGrid(grid, order)))
+        finally:
+            random.setstate(before)
+
     def who(self, node: int) -> str:
         """A node, for a log."""
         partition = self.partitions.get(node)
@@ -122,18 +145,3 @@ class Roster:
                 "call fedhyper.flower.identify(app) in the ClientApp for the same bits every time",
                 len(silent),
             )
-
-
-def sample(
-    configure: Configure, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, seed: str
-) -> list[Message]:
-    """The messages of an inner strategy's ``configure_*``, its nodes drawn from ``seed``.
-
-    Flower draws them with Python's global generator: it is given a seed for as long as that takes, and put back.
-    """
-    before = random.getstate()
-    random.seed(seed)
-    try:
-        return list(configure(server_round, arrays, config, grid))
-    finally:
-        random.setstate(before)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedhyper.averages import Model
@@ -94,6 +94,14 @@ class Run:
         if decision.forget:
             wrapped.remember(self.strategy, {})
         return decision
+
+    def renumber(self, result: Result) -> None:
+        """Flower counts a resumed run's rounds from 1; give its metrics their true numbers."""
+        evaluated = (result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp)
+        for metrics in (result.train_metrics_clientapp, *evaluated):
+            shifted = {server_round + self.offset: value for server_round, value in metrics.items()}
+            metrics.clear()
+            metrics.update(shifted)
 
     # --- as a file ---------------------------------------------------------------------------------------------------
 

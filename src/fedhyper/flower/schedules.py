@@ -67,13 +67,15 @@ def _by_name(name: str, local_lr: float, global_lr: float) -> Rules:
     return tuple(rules[part] for part in name.split("+") if part != "constant")
 
 
-def label(schedule: Schedule, inner: Strategy) -> str:
-    """A name for reports, the simulator's where it has one: fedhyper, fedhyper-g, fedavg."""
+def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
+    """What a run's ``config.toml`` says of them; ``method`` is the simulator's name for it, where it has one."""
+    name = type(inner).__name__
     if isinstance(schedule, str):
-        plain = type(inner).__name__.lower()
-        return {"auto": "fedhyper", "constant": plain}.get(schedule, f"fedhyper-{schedule}")
-    rules = schedule if isinstance(schedule, tuple) else (schedule,)
-    return "+".join(type(rule).__name__ for rule in rules)
+        method = {"auto": "fedhyper", "constant": name.lower()}.get(schedule, f"fedhyper-{schedule}")
+    else:
+        rules = schedule if isinstance(schedule, tuple) else (schedule,)
+        method = "+".join(type(rule).__name__ for rule in rules)
+    return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule)}
 
 
 def attach_rule(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -22,13 +22,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import wire, wrapped
-from fedhyper.flower.gram import measured
+from fedhyper.flower.gram import lengths
 from fedhyper.flower.layout import Layout, Opened, Trainable
-from fedhyper.flower.nodes import OrderedGrid, Roster, sample
-from fedhyper.flower.replies import Expected, Refusal, one_line
+from fedhyper.flower.nodes import Roster
+from fedhyper.flower.replies import Expected, Refusal
 from fedhyper.flower.run import Run
-from fedhyper.flower.run_log import RunLog
-from fedhyper.flower.schedules import Schedule, attach_rule, label, make_schedule
+from fedhyper.flower.run_log import RunLog, complain, shown
+from fedhyper.flower.schedules import Schedule, attach_rule, described, make_schedule
 from fedhyper.loop import LoopState
 from fedhyper.storage.record import RoundRecord
 
@@ -149,7 +149,8 @@ class FedHyper(Strategy):
         wrapped.synchronize(self.strategy, arrays)
         config = config.copy()
         config[wire.LOCAL_LR] = config[self.lr_key] = float(run.state.local_lr)
-        messages = self._sample("train", server_round + run.offset, arrays, config, grid)
+        configure = self.strategy.configure_train
+        messages = self._roster.sample(configure, server_round + run.offset, arrays, config, grid, self.seed)
         if run.client_rule is not None:
             attach_rule(run.client_rule, messages, run.state, self.send_delta)
         self._asked = {message.metadata.dst_node_id for message in messages}
@@ -160,21 +161,8 @@ class FedHyper(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages, with the weights that are returned in the end."""
-        return self._sample("evaluate", server_round + self._run.offset, self._run.kept(arrays), config, grid)
-
-    def _sample(
-        self,
-        purpose: Literal["train", "evaluate"],
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> list[Message]:
-        ordered = OrderedGrid(grid, self._roster.assemble(grid, ask=self.seed is not None))
-        configure = self.strategy.configure_train if purpose == "train" else self.strategy.configure_evaluate
-        if self.seed is None:
-            return list(configure(server_round, arrays, config, grid))
-        return sample(configure, server_round, arrays, config, ordered, f"{self.seed}/{purpose}/{server_round}")
+        run, configure = self._run, self.strategy.configure_evaluate
+        return self._roster.sample(configure, server_round + run.offset, run.kept(arrays), config, grid, self.seed)
 
     # --- what comes back ---------------------------------------------------------------------------------------------
 
@@ -188,43 +176,20 @@ class FedHyper(Strategy):
         layout, key = None if self.aggregate_only else run.layout, wrapped.weight_key(self.strategy)
         expected = Expected(server_round, layout, self._asked, key, self.weight_cap)
         before = run.state
-        sent = Opened(run.record, before.now.weights)
-        made = run.aggregator(server_round, sent, messages, expected, self._roster)
+        made = run.aggregator(server_round, Opened(run.record, before.now.weights), messages, expected, self._roster)
         decision = run.decide(made)
-        self.rejected, idle = made.rejected, decision.action == "idle"
+        self.rejected = made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires
-        unseen = {"cosine": None, "update_norm": None}
-        record = self._records.add(
-            server_round,
-            decision,
-            local_lr=before.local_lr,
-            used=0 if idle else len(made.believed),
-            rejected=self.rejected,
-            hypergrad=decision.hypergrad if compared else None,
-            train_loss=made.train_loss,
-            **unseen if idle else measured(run.state.plan, run.plan.compares),
-        )
-        self._report(server_round, messages, record)
+        measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
+        record = self._records.add(server_round, before.local_lr, made, decision, measured)
+        reasons = complain(record, self.rejected, messages, self._roster)
+        if run.state.idle >= self.patience:
+            raise TrainingStopped(f"no usable reply for {run.state.idle} rounds in a row ({reasons})")
         if self.checkpoint is not None:
             run.save(self.checkpoint, self.history, {"seed": self.seed})
         metrics = MetricRecord() if made.metrics is None else made.metrics
-        metrics.update(self._records.metrics(record))
-        return None if idle else run.record, metrics
-
-    def _report(self, server_round: int, messages: list[Message], record: RoundRecord) -> None:
-        for refusal in self.rejected:
-            _log.warning("fedhyper: reply of %s refused: %s", self._roster.who(refusal.node), refusal.reason)
-        if record["rollback"]:
-            _log.warning("fedhyper: round %d: damaged weights; back to the last good ones", server_round)
-        if not self.state.idle:
-            return
-        _log.warning("fedhyper: round %d had no usable reply; the weights stay", server_round)
-        if self.state.idle >= self.patience:
-            failed = [Refusal(m.metadata.src_node_id, one_line(str(m.error.reason))) for m in messages if m.has_error()]
-            reasons = [f"node {node}: {reason}" for node, reason in (*self.rejected, *failed)][:3]
-            raise TrainingStopped(
-                f"no usable reply for {self.state.idle} rounds in a row ({'; '.join(reasons) or 'nobody answered'})"
-            )
+        metrics.update(shown(record))
+        return None if decision.action == "idle" else run.record, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The inner strategy's, on replies in a fixed order."""
@@ -257,7 +222,10 @@ class FedHyper(Strategy):
                 raise UserError(f"checkpoint {self.checkpoint} exists; go on with start(resume=True), or delete it")
             history = run.resume(self.checkpoint, {"seed": self.seed})
             _log.info("fedhyper: going on after round %d from %s", run.offset, self.checkpoint)
-        self._records.begin(self._settings(num_rounds), history, resume=resume)
+        local_lr = run.plan.init().local_lr if self.local_lr is None else self.local_lr
+        settings = {"rounds": num_rounds, "local_lr": local_lr, "global_lr": self.global_lr, "seed": self.seed}
+        known = {key: value for key, value in settings.items() if value is not None}
+        self._records.begin(described(self.schedule, self.strategy) | known, history, resume=resume)
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             assert evaluate_fn is not None
@@ -276,32 +244,6 @@ class FedHyper(Strategy):
                 evaluate if evaluate_fn else None,
             )
         result.arrays = run.kept(result.arrays or run.record)
-        self._records.summarize("finished", result.arrays)
-        _shift(result, run.offset)
+        self._records.end(result.arrays)
+        run.renumber(result)
         return result
-
-    def _settings(self, num_rounds: int) -> dict[str, Any]:
-        """What ``config.toml`` says of the run; ``fedhyper report`` groups runs by it."""
-        settings = {
-            "method": label(self.schedule, self.strategy),
-            "engine": "flower",
-            "strategy": type(self.strategy).__name__,
-            "schedule": self.schedule if isinstance(self.schedule, str) else repr(self.schedule),
-            "rounds": num_rounds,
-            "local_lr": self._run.plan.init().local_lr if self.local_lr is None else self.local_lr,
-            "global_lr": self.global_lr,
-            "seed": self.seed,
-        }
-        return {key: value for key, value in settings.items() if value is not None}
-
-
-def _shift(result: Result, rounds: int) -> None:
-    """Flower counts a resumed run's rounds from 1; give its metrics their true numbers."""
-    for metrics in (
-        result.train_metrics_clientapp,
-        result.evaluate_metrics_clientapp,
-        result.evaluate_metrics_serverapp,
-    ):
-        shifted = {server_round + rounds: value for server_round, value in metrics.items()}
-        metrics.clear()
-        metrics.update(shifted)
