@@ -31,7 +31,11 @@ def free_ports(count: int) -> list[int]:
 def environment(home: Path) -> dict[str, str]:
     """No telemetry, no update check, no installation at run time, and nothing outside ``home``."""
     return {
-        **{key: value for key, value in os.environ.items() if key in ("HOME", "LANG", "TMPDIR", "FEDHYPER_DATA")},
+        **{
+            key: os.environ[key]
+            for key in ("HOME", "LANG", "TMPDIR", "FEDHYPER_DATA", "PYTHONPATH")
+            if key in os.environ
+        },
         "PATH": f"{BIN}:/usr/bin:/bin",
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",

@@ -39,7 +39,7 @@ def test_simulation_engine_three_rounds_of_ten_clients_twice_the_same_bits(tmp_p
             assert federation.finish(run) == "finished:completed", federation.app_log(run)[-3000:]
             log = federation.app_log(run)
             assert log.count("Sampled 5 nodes (out of 10)") == 3
-            assert log.count("'fedhyper.used': 5, 'fedhyper.rejected': 0") == 3
+            assert log.count("'fedhyper.clients-used': 5, 'fedhyper.clients-rejected': 0") == 3
             digests.append(weights(log))
     assert digests[0] == digests[1]
 
@@ -79,7 +79,7 @@ def test_superlink_with_three_supernodes_loses_a_node_and_a_server(tmp_path: Pat
         federation.kill("node2")
         assert federation.finish(run) == "finished:completed", federation.app_log(run)[-3000:]
         log = federation.app_log(run)
-        assert "'fedhyper.used': 2" in log
+        assert "'fedhyper.clients-used': 2" in log
         assert weights(log) != reference
 
 
@@ -109,7 +109,7 @@ def test_the_deployment_guide_as_written_with_tls_and_keys(tmp_path: Path) -> No
         text = log.read_text()
         assert guide.returncode == 0, text[-3000:]
         assert "finished:completed" in text.replace("\n", ""), text[-3000:]
-        assert "'fedhyper.used': 3, 'fedhyper.rejected': 0" in text
+        assert "'fedhyper.clients-used': 3, 'fedhyper.clients-rejected': 0" in text
         assert checkpoint.load(tmp_path / "run.ckpt")[1]["round"] == 2
         assert _turned_away(tmp_path, home, link)
     finally:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 
 from fedhyper import Decay, FedExP, FedHyperG, FedHyperSL, Pair
 from fedhyper.arrays import inner
 from fedhyper.automatic.auto import Auto
-from fedhyper.flower import FedHyper, gram
+from fedhyper.flower import FedHyper, gram, losses
+from fedhyper.loop import RoundReport, ServerLoop
 from fedhyper.sim.data.partition import make_partition
 from fedhyper.sim.data.tasks import load_task
 from fedhyper.sim.methods import make_method
 from fedhyper.sim.models import make_model
 from fedhyper.sim.simulation import Simulation
-from tests.flower_support import LocalGrid, quadratic_app
+from tests.flower_support import LocalGrid, initial, quadratic_app
 
 PLANS: dict[str, Any] = {
     "g": Pair(global_rule=FedHyperG(hyper_lr=0.01)),
@@ -34,23 +35,23 @@ PLANS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_known_plan_decides_as_on_the_vectors_themselves(name: str) -> None:
+def test_every_plan_of_ours_decides_in_coordinates_as_on_the_vectors_themselves(name: str) -> None:
     plan, rng = PLANS[name], np.random.default_rng(3)
-    assert gram.knows(plan)
-    whole = short = plan.init()
-    before, drift = None, rng.standard_normal(20_001)
+    assert plan.products_only
+    loops = [ServerLoop(plan), ServerLoop(gram.InCoordinates(plan))]
+    pieces = {"a": (10_000,), "b": (100, 100), "c": ()}
+    states = [loop.init({key: np.zeros(shape, np.float32) for key, shape in pieces.items()}) for loop in loops]
+    drift = {key: rng.standard_normal(shape) for key, shape in pieces.items()}
     for t in range(12):
-        delta = (0.5 * drift + rng.standard_normal(20_001)).astype(np.float32) * np.float32(0.01)
+        delta = {k: np.asarray(0.01 * (d / 2 + rng.standard_normal(d.shape)), np.float32) for k, d in drift.items()}
         loss = 50.0 if t == 8 else 2.0 / (t + 1)  # auto retreats once
-        sq_norm = 2.0 * float(inner(delta, delta))
-        whole = plan.update(whole, delta, loss=loss, sq_norm=sq_norm)
-        short = gram.update(plan, short, delta, before, loss=loss, sq_norm=sq_norm)
-        if short.momentum and before is not None:
-            gram.add(delta, short.momentum, before)
-        before = None if short.rollback else delta
-        assert short.rollback == whole.rollback
+        report = RoundReport(delta, loss, 2.0 * float(inner(delta, delta)))
+        done = [loop.update(state, report) for loop, state in zip(loops, states, strict=True)]
+        states = [state for state, _ in done]
+        whole, short = (decision for _, decision in done)
+        assert short.action == whole.action
         assert short.global_lr == pytest.approx(whole.global_lr, rel=1e-12)
-        assert short.local_lr == pytest.approx(whole.local_lr, rel=1e-7)  # auto's step is in float32
+        assert short.local_lr == pytest.approx(whole.local_lr, rel=1e-9)
         assert short.hypergrad == pytest.approx(whole.hypergrad, rel=1e-6, abs=1e-15, nan_ok=True)
 
 
@@ -58,54 +59,55 @@ def test_products_are_exact_enough_and_zero_vectors_are_no_trouble() -> None:
     rng = np.random.default_rng(0)
     for size in (1, 8191, 8192, 8193, 100_000):
         a, b = rng.standard_normal((2, size)).astype(np.float32)
-        across, square = gram.products(a, b)
+        across, square, other = gram.products({"x": a}, {"x": b})
         assert across == pytest.approx(math.fsum(a.astype(float) * b.astype(float)), rel=1e-10, abs=1e-9)
         assert square == pytest.approx(math.fsum(a.astype(float) ** 2), rel=1e-12)
-        assert gram.products(a, None)[1] == square  # a resumed run has no |Δ_t-1| at hand: it must get the same bits
-        assert gram.sq_distance({"x": a}, {"x": b}, ["x"]) == pytest.approx(
+        assert gram.products({"x": b}, 0.0) == (0.0, other, 0.0)
+        assert losses.sq_distance({"x": a}, {"x": b}, ["x"]) == pytest.approx(
             float(((a - b).astype(float) ** 2).sum()), rel=1e-6
         )
         for scale in (1.0, 1e-25, 1e25):
             far = [{"x": np.float32(scale) * b}, {"x": np.float32(scale) * a}]
             near = {"x": np.float32(scale) * a}
-            exact = gram.sq_distance(near, far[0], ["x"])
-            assert gram.sq_distances(near, far, ["x"]) == pytest.approx([exact, 0.0], rel=1e-5)
-    zero = np.zeros(10, np.float32)
-    plan = Auto()
-    state = gram.update(plan, plan.init(), zero, None, loss=1.0, sq_norm=0.0)
-    state = gram.update(plan, state, zero, zero, loss=1.0, sq_norm=0.0)
+            exact = losses.sq_distance(near, far[0], ["x"])
+            assert losses.sq_distances(near, far, ["x"]) == pytest.approx([exact, 0.0], rel=1e-5)
+    zero = {"x": np.zeros(10, np.float32)}
+    loop = ServerLoop(gram.InCoordinates(Auto()))
+    state = loop.init(zero)
+    for _ in range(3):
+        state, _ = loop.update(state, RoundReport(zero, 1.0, 0.0))
     assert math.isfinite(state.local_lr)
 
 
-class Mine:
-    """A plan of somebody else's, which looks at the vector itself."""
-
-    requires = frozenset(("delta",))
-
-    def __init__(self) -> None:
-        self.shapes: list[Any] = []
-        self.kept: list[Any] = []
-
-    def init(self) -> Any:
-        return Pair().init()
-
-    def update(self, state: Any, delta: Any, *, loss: float = 0.0, sq_norm: float = 0.0) -> Any:
-        self.shapes.append(delta.shape)
-        self.kept.append((delta, float(delta[0])))
-        return state
-
-    def lost(self, state: Any) -> Any:
-        return state
+@pytest.mark.parametrize("keys", [("a", "b", "c"), ("c", "a", "b")])
+def test_products_do_not_depend_on_the_order_of_the_arrays(keys: tuple[str, ...]) -> None:
+    """A checkpoint gives arrays back by name, not by place."""
+    rng = np.random.default_rng(1)
+    a, b = (
+        {key: rng.standard_normal(20_000) * scale for key, scale in zip("abc", (1, 1e8, 1e-8), strict=True)}
+        for _ in "ab"
+    )
+    assert gram.products({key: a[key] for key in keys}, b) == gram.products(a, b)
 
 
-def test_an_unknown_plan_gets_the_whole_vector_and_may_keep_it() -> None:
+@dataclass(frozen=True)
+class Mine(Pair):
+    """A plan of somebody else's, which looks at the vectors themselves."""
+
+    seen: list[Any] = field(default_factory=list)
+    products_only = False
+
+    def update(self, state: Any, seen: Any) -> Any:
+        self.seen.append((seen.delta, {key: float(piece.sum()) for key, piece in seen.delta.items()}))
+        return super().update(state, seen)
+
+
+def test_another_plan_gets_the_arrays_by_name_and_may_keep_them() -> None:
     plan = Mine()
-    assert not gram.knows(plan)
-    from tests.flower_support import initial
-
     FedHyper(FedAvg(), plan, seed=0).start(LocalGrid(quadratic_app(), 3), initial(), num_rounds=4)
-    assert plan.shapes == [(4 * 3 + 4 + 2 * 4,)] * 4
-    assert all(float(delta[0]) == first for delta, first in plan.kept)
+    trained = {"conv.weight": (4, 3), "bn.weight": (4,), "fc.weight": (2, 4)}
+    assert [{key: piece.shape for key, piece in delta.items()} for delta, _ in plan.seen] == [trained] * 4
+    assert all(float(delta[key].sum()) == total for delta, sums in plan.seen for key, total in sums.items())
 
 
 class Recording:
@@ -159,8 +161,13 @@ def test_same_replies_same_numbers_as_the_simulator(method: str) -> None:
         assert first.content["config"]["local-lr"] == pytest.approx(sent.local_lr, rel=1e-6)
         result, _ = strategy.aggregate_train(t, messages)
         assert result is not None
-        assert strategy.state.global_lr == pytest.approx(record["global_lr"], rel=1e-5)
-        assert strategy.state.rollback == record["rollback"]
-        np.testing.assert_allclose(result["w"].numpy(), sim._state.weights.numpy(), rtol=1e-4, atol=2e-6)
+        row = strategy.history[-1]
+        assert row.keys() == record.keys()
+        assert row["rollback"] == record["rollback"]
+        for key in ("global_lr", "local_lr", "update_norm", "hypergrad"):
+            ours, theirs = row[key], record[key]
+            if ours is not None:
+                assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+        newest = sim.state()[0]["state/0/1/0"]  # what it sends next
+        np.testing.assert_allclose(result["w"].numpy(), newest.numpy(), rtol=1e-4, atol=2e-6)
     sim.close()
-    assert torch.isfinite(sim._state.weights).all()

@@ -170,15 +170,16 @@ def honest() -> dict[int, ArrayRecord]:
 @pytest.mark.parametrize("position", [0, 3, 5])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_honest_result_unchanged_bit_for_bit(name: str, position: int, honest: dict[int, ArrayRecord]) -> None:
-    result, strategy = run(spoil={position: HOSTILE[name]})
+    strategy, grid = FedHyper(FedAvg(), seed=0), LocalGrid(quadratic_app(), 6, spoil={position: HOSTILE[name]})
+    result = strategy.start(grid, initial(), num_rounds=2).arrays
     assert same_bits(result, honest[position])
-    assert [record["used"] for record in strategy.history] == [5, 5]
+    assert [record["clients_used"] for record in strategy.history] == [5, 5]
     if name != "error":
-        assert [record["rejected"] for record in strategy.history] == [1, 1]
+        assert [record["clients_rejected"] for record in strategy.history] == [1, 1]
         [(node, reason)] = strategy.rejected
         assert reason.isprintable()
         assert 0 < len(reason) <= 200
-        assert node in {*strategy._roster.partitions, 77}
+        assert node in {*grid.contexts, 77}
     assert not Marker.executed
 
 
@@ -191,7 +192,7 @@ def test_a_second_reply_never_counts(position: int) -> None:
 
     result, strategy = run(spoil={position: twice})
     assert same_bits(result, run()[0])
-    assert strategy.history[-1]["rejected"] == 1
+    assert strategy.history[-1]["clients_rejected"] == 1
     assert "second" in strategy.rejected[0].reason
 
 
@@ -245,7 +246,7 @@ def test_any_number_of_bad_clients_short_of_all(schedule: str, bad: int) -> None
     spoil = dict.fromkeys(range(bad), HOSTILE["NaN"])
     result, strategy = run(schedule, spoil=spoil)
     assert same_bits(result, run(schedule, spoil=dict.fromkeys(range(bad), gone))[0])
-    assert strategy.history[-1]["rejected"] == bad
+    assert strategy.history[-1]["clients_rejected"] == bad
 
 
 @pytest.mark.parametrize("position", [0, 5])
@@ -259,7 +260,7 @@ def test_a_bad_number_cannot_outvote_the_others_before_it_is_found(position: int
     others = {p: odd_and_nan for p in range(6) if p != position}  # five of six
     result, strategy = run(spoil=others)
     assert same_bits(result, run(spoil={p: gone for p in range(6) if p != position})[0])
-    assert [record["used"] for record in strategy.history] == [1, 1]
+    assert [record["clients_used"] for record in strategy.history] == [1, 1]
     assert all("non-finite" in reason for _, reason in strategy.rejected)
 
 

@@ -55,6 +55,10 @@ def make(name: str, schedule: str, path: Path | None) -> FedHyper:
     )
 
 
+def untimed(record: Any) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if not key.startswith("seconds")}
+
+
 def start(strategy: FedHyper, grid: LocalGrid, **kw: Any) -> Any:
     return strategy.start(grid, initial(), num_rounds=5, train_config=config(lr=0.02), **kw)
 
@@ -73,7 +77,7 @@ def test_killed_anywhere_and_resumed_equals_never_stopped(tmp_path: Path, name: 
             grid = LocalGrid(quadratic_app(), 6, shuffle=dies_at)  # new node ids, as after a restart
             result = start(again, grid, resume=True)
             assert same_bits(result.arrays, reference.arrays)
-            assert again.history == whole.history
+            assert [untimed(row) for row in again.history] == [untimed(row) for row in whole.history]
             assert again.state.local_lr == whole.state.local_lr
             trained = {
                 int(m.content["config"]["server-round"]) for m in grid.sent if m.metadata.message_type == "train"
@@ -85,7 +89,7 @@ def test_the_mean_that_is_returned_survives_a_resume(tmp_path: Path) -> None:
     plan = Auto(local_lr=0.02, probe=0.02, climb=1.0, recency=1.0)  # no climb to wait for
     whole = FedHyper(FedAvg(), plan, seed=1)
     reference = whole.start(LocalGrid(quadratic_app(), 6), initial(), num_rounds=10)
-    assert whole.state.newest < 0.5
+    assert whole.state.averaged > 3
     for dies_at in (7, 10):
         strategies = [FedHyper(FedAvg(), plan, seed=1, checkpoint=tmp_path / str(dies_at)) for _ in range(2)]
         with pytest.raises(Killed):
@@ -116,9 +120,6 @@ def test_resuming_a_finished_run_gives_its_result(tmp_path: Path) -> None:
     strategy = make("FedAdam", "g", path)
     again = start(strategy, grid, resume=True)
     assert same_bits(first.arrays, again.arrays)
-    key, loss = strategy._losses.state()  # the guard goes on with the metric and the value it had
-    assert key == "fedhyper.loss"
-    assert loss > 0
     assert grid.sent == []
 
 
@@ -191,12 +192,15 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c"
     start(make("FedAvg", "g", path), LocalGrid(quadratic_app(), 6))
     tensors, values = checkpoint.load(path)
+    loop = values["loop"]  # round, now, good, mean, averaged, plan, moments, before, idle
     spoilt: dict[str, Any] = {
         "kind": {**values, "kind": "sim"},
-        "rate": {**values, "plan": [float("nan"), *values["plan"][1:]]},
-        "plan": {**values, "plan": values["plan"][:2]},
+        "rate": {**values, "loop": [*loop[:5], [float("nan"), *loop[5][1:]], *loop[6:]]},
+        "loop": {**values, "loop": loop[:2]},
+        "plan": {**values, "loop": [*loop[:5], loop[5][:2], *loop[6:]]},
         "memory": {k: v for k, v in values.items() if k != "memory"},
-        "tensor": {**values, "step": {"tensor": "nowhere"}},
+        "tensor": {**values, "loop": [*loop[:7], {"tensor": "nowhere"}, loop[8]]},
+        "counters": {**values, "counters": {"items": {}}},
         "identity": {k: v for k, v in values.items() if k != "identity"},
     }
     for bad in spoilt.values():

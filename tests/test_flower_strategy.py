@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
@@ -56,21 +56,23 @@ def test_any_strategy_can_be_wrapped_and_the_model_keeps_its_form(name: str, sch
     for key, array in initial().items():
         assert (result[key].dtype, result[key].shape) == (array.dtype, array.shape)
     assert all(np.isfinite(value).all() for value in numbers(result).values())
-    assert [record["rejected"] for record in strategy.history] == [0] * 4
-    assert [record["used"] for record in strategy.history] == [6] * 4
+    assert [record["clients_rejected"] for record in strategy.history] == [0] * 4
+    assert [record["clients_used"] for record in strategy.history] == [6] * 4
+
+
+class InOrder(LocalGrid):
+    """Replies in the order of the partitions: the order in which the wrapper sums up."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        replies = super().send_and_receive(messages, timeout=timeout)
+        return sorted(replies, key=lambda reply: self.partition(reply.metadata.src_node_id))
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum"])
-def test_with_constant_rates_of_one_the_bits_are_the_inner_strategys_own(name: str) -> None:
-    class Sorted(FedHyper):
-        """Nothing but the order of replies."""
-
-        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-            ordered = sorted(replies, key=lambda m: self._roster.position(m.metadata.src_node_id))
-            return self.strategy.aggregate_train(server_round, ordered)
-
+def test_with_constant_rates_of_one_the_bits_are_those_of_plain_flower(name: str) -> None:
     ours = run(FedHyper(INNER[name](), "constant", seed=0, local_lr=0.02))
-    theirs = run(Sorted(INNER[name](), "constant", seed=0, local_lr=0.02))
+    rate = config(**{"local-lr": 0.02})
+    theirs = INNER[name]().start(InOrder(quadratic_app(), 6), initial(), num_rounds=4, train_config=rate).arrays
     for key in theirs:
         if key != "bn.num_batches_tracked":  # a float64 after FedAvg
             assert ours[key].data == theirs[key].data
@@ -102,7 +104,8 @@ def test_the_local_rate_goes_out_in_both_entries_and_starts_from_the_apps_own() 
     sent = [m.content["config"] for m in grid.sent if m.metadata.message_type == "train"]
     assert sent[0]["lr"] == sent[0]["local-lr"] == 0.003
     assert sent[0]["other"] == "x"
-    assert sent[-1]["local-lr"] == sent[-1]["lr"] == strategy.history[1]["local_lr"] > 0.003
+    assert sent[-1]["local-lr"] == sent[-1]["lr"] == strategy.history[2]["local_lr"] > 0.003
+    assert [row["local_lr"] for row in strategy.history] == [c["local-lr"] for c in sent[::3]]  # the rate that was used
     assert [c["server-round"] for c in sent[::3]] == [1, 2, 3]
     assert FedHyper(FedAvg(), "sl", local_lr=0.5, lr_key="eta").local_lr == 0.5
 
@@ -128,7 +131,8 @@ def test_auto_evaluates_and_returns_a_mean_of_the_last_rounds_and_trains_from_th
     seen: list[tuple[float, dict[str, Any]]] = []
 
     def evaluate(server_round: int, record: ArrayRecord) -> None:
-        seen.append((strategy.state.newest if server_round else 1.0, numbers(record)))
+        averaged = strategy.state.averaged
+        seen.append((2 / (averaged + 1) if averaged else 1.0, numbers(record)))  # (η + 1)/(k + η), η = 1
 
     result = strategy.start(grid, initial(), num_rounds=12, evaluate_fn=evaluate)
     sent = {
@@ -136,7 +140,6 @@ def test_auto_evaluates_and_returns_a_mean_of_the_last_rounds_and_trains_from_th
         for kind in ("train", "evaluate")
     }
     assert sum(newest < 1 for newest, _ in seen) > 5
-    assert seen[-1][0] == pytest.approx(2 / (sum(newest < 1 for newest, _ in seen) + 2))
     mean = sent["train"][0]
     for (newest, found), new in zip(seen[1:], sent["train"][1:], strict=False):
         for name in new:
@@ -227,7 +230,7 @@ def test_nodes_that_do_not_answer_are_ordered_by_node_id_and_the_run_goes_on(cap
     strategy = FedHyper(FedAvg(), seed=0, nodes=4)
     with caplog.at_level("WARNING", logger="flwr"):
         run(strategy, clients=4, app=quadratic_app(answers=False))
-    assert strategy.history[-1]["used"] == 4
+    assert strategy.history[-1]["clients_used"] == 4
     assert "identify(app)" in caplog.text or not caplog.records  # flwr's logger may not propagate
 
 
@@ -244,10 +247,10 @@ def test_the_first_round_waits_for_every_node() -> None:
     grid = Late(quadratic_app(), 5)
     strategy = FedHyper(FedAvg(), seed=0)
     strategy.start(grid, initial(), num_rounds=1)
-    assert strategy.history[0]["used"] == 5
+    assert strategy.history[0]["clients_used"] == 5
     impatient = FedHyper(FedAvg(), nodes=9, wait=0.3)
     impatient.start(LocalGrid(quadratic_app(), 3), initial(), num_rounds=1)
-    assert impatient.history[0]["used"] == 3
+    assert impatient.history[0]["clients_used"] == 3
 
 
 @pytest.mark.parametrize(("bad", "good"), [(3, 1), (5, 4)])
@@ -274,7 +277,6 @@ def test_rollback_returns_to_the_last_good_weights_and_forgets_the_optimizer(bad
     assert seen[bad][1] < seen[bad - 1][1] / 2 + 1e-12
     # and so is it while rates are tried out, which ends in round 3
     assert [fresh for _, _, fresh in seen] == [t < 3 or t == bad for t in range(bad + 1)]
-    assert strategy.step is not None
 
 
 @pytest.mark.parametrize("key", ["fedhyper.loss", "loss", "train_loss", "train-loss", None])
@@ -313,14 +315,109 @@ def test_nothing_usable_changes_nothing_and_five_times_in_a_row_stops() -> None:
     grid = LocalGrid(quadratic_app(), 6, spoil=dict.fromkeys(range(6), nan_between))
     # FedAdam's bias correction counts rounds, so the skipped ones show there and only there
     strategy.start(grid, initial(), num_rounds=6)
-    assert [record["used"] for record in strategy.history] == [6, 0, 0, 0, 0, 6]
-    assert strategy.history[4]["local_lr"] == strategy.history[0]["local_lr"] == good.history[0]["local_lr"]
-    assert strategy.history[5]["local_lr"] == good.history[1]["local_lr"]
+    assert [record["clients_used"] for record in strategy.history] == [6, 0, 0, 0, 0, 6]
+    assert strategy.history[5]["local_lr"] == strategy.history[1]["local_lr"] == good.history[1]["local_lr"]
+    assert strategy.state.local_lr == good.state.local_lr
     assert reference.keys() == strategy.layout.shapes.keys()
 
     with pytest.raises(TrainingStopped, match=r"5 rounds in a row .*non-finite") as caught:
         run(FedHyper(FedAvg()), rounds=9, spoil=dict.fromkeys(range(6), nan))
     assert "\n" not in str(caught.value)
+
+
+def silent(reply: Message) -> list[Message]:
+    return []
+
+
+def failed(reply: Message) -> Message:
+    return Message(Error(5, "the node\nhas left"), reply_to=reply)
+
+
+@pytest.mark.parametrize("nobody", [silent, failed])
+@pytest.mark.parametrize("schedule", ["auto", "g+sl"])
+def test_a_round_in_which_nobody_answers_changes_nothing_but_its_number(schedule: str, nobody: Any) -> None:
+    """All sampled nodes fail in round 3: the rates, the weights and the mean are those of a run without that round."""
+    calls = {"n": 0}
+
+    def in_round_3(reply: Message) -> Any:
+        calls["n"] += 1
+        return nobody(reply) if 12 < calls["n"] <= 18 else reply
+
+    def unhurried(**grid: Any) -> FedHyper:
+        strategy = FedHyper(FedAvg(fraction_evaluate=0.0), schedule, seed=0, local_lr=0.02)
+        run(strategy, rounds=7 if grid else 6, **grid)
+        return strategy
+
+    disturbed, quiet = unhurried(spoil=dict.fromkeys(range(6), in_round_3)), unhurried()
+    assert [row["clients_used"] for row in disturbed.history] == [6, 6, 0, 6, 6, 6, 6]
+    assert disturbed.state.plan == quiet.state.plan
+    for name, array in quiet.state.now.weights.items():
+        assert (disturbed.state.now.weights[name] == array).all()
+        assert (disturbed.state.mean.weights[name] == quiet.state.mean.weights[name]).all()
+
+
+def test_that_all_replies_are_nonsense_lowers_autos_rate() -> None:
+    def nan(reply: Message) -> Message:
+        reply.content["arrays"]["fc.weight"] = Array(np.full((2, 4), np.nan, np.float32))
+        return reply
+
+    strategy = FedHyper(FedAvg(), "auto", local_lr=1e-4)
+    run(strategy, rounds=2, spoil=dict.fromkeys(range(6), nan))
+    assert strategy.state.local_lr < strategy.history[0]["local_lr"]
+
+
+def test_what_ends_a_run_without_replies_names_the_nodes_errors() -> None:
+    with pytest.raises(TrainingStopped, match=r"3 rounds in a row \(node \d+: the node\?has left; node"):
+        run(FedHyper(FedAvg(), patience=3), rounds=9, spoil=dict.fromkeys(range(6), failed))
+    with pytest.raises(TrainingStopped, match="nobody answered"):
+        run(FedHyper(FedAvg(), patience=3), rounds=9, spoil=dict.fromkeys(range(6), silent))
+
+
+def test_a_second_start_is_a_new_run() -> None:
+    for inner in (FedAvg, FedAdam, lambda: FedAvgM(server_momentum=0.9)):
+        strategy = FedHyper(inner(), "auto", seed=1)
+        first = run(strategy, rounds=5)
+        assert same_bits(run(strategy, rounds=5), first)
+        assert [row["round"] for row in strategy.history] == [1, 2, 3, 4, 5]
+        other = strategy.start(LocalGrid(quadratic_app(), 6), arrays(w=np.ones(3, np.float32)), num_rounds=1)
+        assert list(other.arrays) == ["w"]
+
+
+def test_a_step_that_overflows_the_models_type_is_not_made() -> None:
+    """float16 ends at 65504; the loop works in float32, where w − 3 · Δ = 40000 + 3 · 20000 is a number."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        w = message.content["arrays"]["w"].numpy() + np.float16(20000)
+        return Message(RecordDict({"a": arrays(w=w), "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), FedHyperG(lr=3.0, bound=1.0))
+    start = arrays(w=np.full(2, 40000, np.float16))
+    result = strategy.start(LocalGrid(app, 2), start, num_rounds=2)
+    assert (numbers(result.arrays)["w"] == 40000).all()
+    assert [row["clients_used"] for row in strategy.history] == [0, 0]
+
+
+@pytest.mark.parametrize("reporting", [1, 2, 3])
+def test_the_loss_is_found_in_the_first_round_in_which_more_than_half_report_one(reporting: int) -> None:
+    """Nobody reports a loss in rounds 1 and 3, ``reporting`` of 3 clients do from then on; round 5 explodes."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        t = int(message.content["config"]["server-round"])
+        metrics: dict[str, Any] = {"num-examples": 1}
+        if t in (2, 4, 5) and int(context.node_config["partition-id"]) < reporting:
+            metrics["fedhyper.loss"] = 50.0 if t == 5 else 1.0
+        w = message.content["arrays"]["w"].numpy() - np.float32(0.1)
+        return Message(RecordDict({"arrays": arrays(w=w), "metrics": MetricRecord(metrics)}), reply_to=message)
+
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0))
+    strategy.start(LocalGrid(app, 3), arrays(w=np.zeros(2, np.float32)), num_rounds=5)
+    found = reporting > 1
+    assert [row["train_loss"] for row in strategy.history] == ([None, 1.0, None, 1.0, 50.0] if found else [None] * 5)
+    assert [row["rollback"] for row in strategy.history] == [False] * 4 + [found]
 
 
 class Hidden(FedAvg):
@@ -392,7 +489,7 @@ def test_cl_sends_its_rule_and_the_last_aggregate() -> None:
 def test_plans_and_baselines_can_be_given() -> None:
     decay = FedHyper(FedAvg(), Pair(local_rule=Decay(lr=0.1, factor=0.5)))
     run(decay, rounds=3)
-    assert [record["local_lr"] for record in decay.history] == [0.05, 0.025, 0.0125]
+    assert [record["local_lr"] for record in decay.history] == [0.1, 0.05, 0.025]
     exp = FedHyper(FedAvg(), Pair(global_rule=FedExP(epsilon=1e-9)))
     run(exp, rounds=2)
     assert exp.history[0]["global_lr"] >= 1.0
@@ -463,7 +560,7 @@ def test_summary_and_evaluation_are_the_inner_strategys() -> None:
     )
     assert sorted(result.evaluate_metrics_clientapp) == [1, 2]
     assert {t: m["round"] for t, m in result.evaluate_metrics_serverapp.items()} == {0: 0, 1: 1, 2: 2}
-    assert result.train_metrics_clientapp[2]["fedhyper.used"] == 4
+    assert result.train_metrics_clientapp[2]["fedhyper.clients-used"] == 4
 
 
 def test_an_inner_strategy_that_gives_up_leaves_the_round_out() -> None:
@@ -473,7 +570,7 @@ def test_an_inner_strategy_that_gives_up_leaves_the_round_out() -> None:
 
     strategy = FedHyper(Nothing(), "g", seed=0)
     run(strategy, rounds=3)
-    assert [record["used"] for record in strategy.history] == [6, 0, 6]
+    assert [record["clients_used"] for record in strategy.history] == [6, 0, 6]
 
 
 def test_grid_and_config_types_are_flowers() -> None:

@@ -17,32 +17,27 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedhyper.flower.gram import sq_distance
+from fedhyper.flower import wire
 from fedhyper.flower.layout import Arrays, pack, views
-from fedhyper.flower.losses import SQ_NORM
-from fedhyper.flower.nodes import ACTION, ANSWER
-from fedhyper.flower.replies import PREFIX, without_ours
-from fedhyper.flower.strategy import CLIENT, DELTA, LOCAL_LR
+from fedhyper.flower.losses import sq_distance
+from fedhyper.flower.wire import CLIENT, DELTA, LOCAL_LR
 from fedhyper.guard import clamp
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-_KEPT = f"{PREFIX}weights"  # what this node was sent last, in its context
-_KEPT_ROUND = f"{PREFIX}round"
-
 
 def identify(app: ClientApp) -> ClientApp:
     """Let ``app`` answer which partition its node holds, so that a server with a seed can sample by it."""
 
-    @app.query(ACTION)
+    @app.query(wire.ACTION)
     def answer(message: Message, context: Context) -> Message:
         record = ConfigRecord()
-        for key in ("partition-id", "num-partitions"):
+        for key in (wire.PARTITION_ID, wire.NUM_PARTITIONS):
             if key in context.node_config:
                 record[key] = context.node_config[key]
-        return Message(RecordDict({ANSWER: record}), reply_to=message)
+        return Message(RecordDict({wire.ANSWER: record}), reply_to=message)
 
     return app
 
@@ -106,15 +101,15 @@ def _delta(model: nn.Module, message: Message, context: Context | None, global_l
 
 def _kept_difference(message: Message, context: Context, global_lr: float) -> Arrays | None:
     """Only the weights of the very last round will do; then keep the newest for the next one."""
-    newest = next(iter(without_ours(dict(message.content.array_records.items())).values()))
-    server_round = int(_config(message).get("server-round", 0))  # type: ignore[arg-type]
+    newest = next(iter(wire.without_ours(message.content.array_records).values()))
+    server_round = int(_config(message).get(wire.SERVER_ROUND, 0))  # type: ignore[arg-type]
     named = None
-    kept = context.state.config_records.get(_KEPT_ROUND)
+    kept = context.state.config_records.get(wire.KEPT_ROUND)
     if kept is not None and kept["round"] == server_round - 1:
-        old, new = views(context.state.array_records[_KEPT]), views(newest)
+        old, new = views(context.state.array_records[wire.KEPT]), views(newest)
         named = {k: (old[k] - new[k]) / np.float32(global_lr) for k in old if new[k].dtype.kind == "f"}
-    context.state[_KEPT] = ArrayRecord({name: pack(array) for name, array in views(newest).items()})
-    context.state[_KEPT_ROUND] = ConfigRecord({"round": server_round})
+    context.state[wire.KEPT] = ArrayRecord({name: pack(array) for name, array in views(newest).items()})
+    context.state[wire.KEPT_ROUND] = ConfigRecord({"round": server_round})
     return named
 
 
@@ -139,13 +134,13 @@ def train_reply(
     ``metrics`` are yours and are averaged by the inner strategy. ``context`` adds the partition, by which the server
     puts replies in order.
     """
-    sent = views(next(iter(without_ours(dict(message.content.array_records.items())).values())))
+    sent = views(next(iter(wire.without_ours(message.content.array_records).values())))
     trained = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
     moved = sq_distance(sent, trained, [name for name in trained if name in sent])
-    ours: dict[str, int | float] = {f"{PREFIX}loss": float(loss), SQ_NORM: moved}
-    if isinstance(server_round := _config(message).get("server-round"), int):
-        ours[f"{PREFIX}round"] = server_round
-    if context is not None and isinstance(partition := context.node_config.get("partition-id"), int):
-        ours[f"{PREFIX}partition"] = partition
-    record = MetricRecord({"num-examples": examples, **metrics, **ours})
+    ours: dict[str, int | float] = {wire.LOSS: float(loss), wire.SQ_NORM: moved}
+    if isinstance(server_round := _config(message).get(wire.SERVER_ROUND), int):
+        ours[wire.ROUND] = server_round
+    if context is not None and isinstance(partition := context.node_config.get(wire.PARTITION_ID), int):
+        ours[wire.PARTITION] = partition
+    record = MetricRecord({wire.EXAMPLES: examples, **metrics, **ours})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": record}), reply_to=message)

@@ -1,123 +1,153 @@
 """One look at a long vector instead of three.
 
-The rules of layer 1 ask nothing of Δ_t and the direction before it (Δ_t-1, or auto's step M_t-1) but their inner
-products, and those do not change when the two are written in another basis. So both are read once, in float64, and the
-rules are shown two numbers each:
+A plan that says ``products_only`` asks nothing of Δ_t and of what it is compared with, b (Δ_t-1, or the server's last
+step), but their inner products, and those do not change when the two are written in another basis. So both are read
+once, in float64, and the plan is shown two numbers each: with p the coordinates of b, and p' the same turned by 90°,
 
-    M_t-1 = (|M_t-1|, 0),    Δ_t = (<Δ_t, M_t-1> / |M_t-1|, the rest of its length)
+    Δ_t = p · <Δ_t, b> / |b|²  +  p' · (the rest of its length) / |b|
 
-At 11 million parameters that is a third of the time, and the schedule's state is a handful of numbers.
+At 11 million parameters that is a third of the time, and what the plan remembers is a handful of numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedhyper.automatic.auto import Auto
-from fedhyper.baselines import Constant, Decay, FedExP
-from fedhyper.flower.layout import Arrays, Vector
-from fedhyper.plan import Pair, Plan, PlanState
-from fedhyper.schedulers import FedHyperG, FedHyperSL, LRState
+from fedhyper.arrays import is_number
+from fedhyper.averages import Averaging
+from fedhyper.flower.layout import Arrays
+from fedhyper.optimizers import ServerOptimizer
+from fedhyper.plan import Plan, PlanState, Seen
 
 _CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads: same bits for any number
-_STRETCH = 65_536
-_RULES = (Constant, Decay, FedExP, FedHyperG, FedHyperSL)
 
 
-def knows(plan: Plan) -> bool:
-    """Whether ``plan`` is known to read inner products only; another one is shown the vectors themselves."""
-    if type(plan) is Pair:
-        return type(plan.global_rule) in _RULES and type(plan.local_rule) in _RULES
-    return type(plan) is Auto
+class Products(NamedTuple):
+    """<a, b>, <a, a> and <b, b>."""
+
+    across: float
+    first: float
+    second: float
 
 
-def products(a: Vector, b: Vector | None) -> tuple[float, float]:
-    """<a, b> and <a, a> in float64, in one pass and the same bits for any number of threads; <a, b> = 0 without b."""
+def products(a: Arrays, b: Arrays | float) -> Products:
+    """In float64, in one pass and the same bits for any number of threads; ``b`` the number 0: there is none."""
     x, y = np.empty(_CHUNK), np.empty(_CHUNK)
-    across, square = 0.0, 0.0
-    for start in range(0, a.size, _CHUNK):
-        piece = a[start : start + _CHUNK]
-        left = x[: piece.size]
-        left[...] = piece
-        square += float(left.dot(left))
-        if b is not None:
-            right = y[: piece.size]
-            right[...] = b[start : start + _CHUNK]
-            across += float(left.dot(right))
-    return across, square
-
-
-def sq_distance(a: Arrays, b: Arrays, names: Iterable[str]) -> float:
-    """|a − b|² over the arrays of these names."""
-    wide, total = np.empty(_CHUNK), 0.0
-    for name in names:
-        left, right = a[name].reshape(-1), b[name].reshape(-1)
-        narrow = np.empty(_CHUNK, np.result_type(left, right))
+    sums: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for name, array in a.items():
+        left = array.reshape(-1)
+        right = None if is_number(b) else b[name].reshape(-1)  # type: ignore[index]
         for start in range(0, left.size, _CHUNK):
             piece = left[start : start + _CHUNK]
-            out = np.subtract(piece, right[start : start + _CHUNK], out=narrow[: piece.size])
-            square = wide[: piece.size]
-            square[...] = out
-            total += float(square.dot(square))
-    return total
+            u = x[: piece.size]
+            u[...] = piece
+            sums[1].append(float(u.dot(u)))
+            if right is not None:
+                v = y[: piece.size]
+                v[...] = right[start : start + _CHUNK]
+                sums[0].append(float(u.dot(v)))
+                sums[2].append(float(v.dot(v)))
+    return Products(*map(_total, sums))
 
 
-def sq_distances(a: Arrays, others: Sequence[Arrays], names: Sequence[str]) -> list[float]:
-    """``sq_distance`` to each of ``others``, reading ``a`` once: a stretch of it stays in the cache.
-
-    Squares and sums of 256 of them in the arrays' own type, where that neither overflows nor vanishes; the rest in
-    float64. No BLAS, hence no threads.
-    """
-    totals = [0.0] * len(others)
-    with np.errstate(over="ignore"):
-        for name in names:
-            left, rights = a[name].reshape(-1), [b[name].reshape(-1) for b in others]
-            work = np.empty(_STRETCH, np.result_type(left, np.float32))
-            for start in range(0, left.size, _STRETCH):
-                piece = left[start : start + _STRETCH]
-                out = work[: piece.size]
-                rows = out[: piece.size // 256 * 256].reshape(-1, 256)
-                rest = out[rows.size :]
-                for i, right in enumerate(rights):
-                    np.subtract(piece, right[start : start + _STRETCH], out=out)
-                    totals[i] += float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
-                    totals[i] += float(np.einsum("i,i->", rest, rest))
-    size = sum(a[name].size for name in names)
-    return [
-        total if size * 1e-31 < total < math.inf else sq_distance(a, b, names)
-        for total, b in zip(totals, others, strict=True)
-    ]
+def _total(terms: list[float]) -> float:
+    # exact, hence the same bits in whatever order a checkpoint gives the arrays back
+    return math.fsum(terms) if all(map(math.isfinite, terms)) else math.nan
 
 
-def add(delta: Vector, times: float, before: Vector) -> None:
-    """delta ← delta + times · before: ``arrays.plus`` in place, in one pass, without another vector of that length."""
-    work = np.empty(_CHUNK, delta.dtype)
-    for start in range(0, delta.size, _CHUNK):
-        piece = delta[start : start + _CHUNK]
-        piece += np.multiply(before[start : start + _CHUNK], times, out=work[: piece.size], casting="same_kind")
+class Coordinates(NamedTuple):
+    """What ``InCoordinates`` remembers: the plan's own memory, Δ as it was shown last, and its cosine with b."""
+
+    memory: Any
+    delta: list[float] | float = 0.0  # 0: there was none
+    cosine: float = math.nan  # NaN: there was nothing to compare with
+
+    @property
+    def length(self) -> float:
+        """|Δ|."""
+        return math.hypot(*self.delta) if isinstance(self.delta, list) else math.nan
 
 
-def update(
-    plan: Plan, state: PlanState, delta: Vector, before: Vector | None, *, loss: float, sq_norm: float
-) -> PlanState:
-    """``plan.update(state, delta, ...)``, where ``before`` is the step of the update before (None: there is none).
+@dataclass(frozen=True)
+class InCoordinates:
+    """``plan``, which reads inner products only, shown two numbers in place of every vector; itself a plan."""
 
-    ``sq_norm`` NaN: not known, and |Δ|², which it cannot be below, stands for it.
-    """
-    across, square = products(delta, before)
-    previous = max((abs(part.before[0]) for part in state.parts if _in_coordinates(part)), default=0.0)
-    along = across / previous if previous else 0.0
-    shown = [along, math.sqrt(max(square - along * along, 0.0))]
-    new = plan.update(state, shown, loss=loss, sq_norm=square if math.isnan(sq_norm) else sq_norm)
-    # the step that is now the newest becomes the first axis
-    parts = [
-        part._replace(before=[math.hypot(*part.before), 0.0]) if _in_coordinates(part) else part for part in new.parts
-    ]
-    return new._replace(parts=tuple(parts))
+    plan: Plan
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """The plan's own."""
+        return self.plan.requires
+
+    @property
+    def compares(self) -> Literal["delta", "step"]:
+        """The plan's own."""
+        return self.plan.compares
+
+    @property
+    def products_only(self) -> bool:
+        """False: this one measures the vectors themselves."""
+        return False
+
+    @property
+    def graft(self) -> float | None:
+        """The plan's own."""
+        return self.plan.graft
+
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        """The plan's own."""
+        return self.plan.optimizer
+
+    @property
+    def average(self) -> Averaging:
+        """The plan's own."""
+        return self.plan.average
+
+    def init(self) -> PlanState:
+        """The plan's own."""
+        state = self.plan.init()
+        return state._replace(memory=Coordinates(state.memory))
+
+    def update(self, state: PlanState, seen: Seen) -> PlanState:
+        """The plan's own, on two numbers each."""
+        old: Coordinates = state.memory
+        if "delta" not in self.requires:  # then nothing has to be measured
+            return self._next(state, seen, old)
+        found = products(seen.delta, seen.before)
+        before: list[float] | float = 0.0
+        if found.second > 0:
+            # a rule compares with the Δ it was shown last, in the coordinates it knows; a step has none as yet
+            known = old.delta if self.compares == "delta" and isinstance(old.delta, list) else None
+            x, y = before = known or [math.sqrt(found.second), 0.0]
+            along = found.across / found.second
+            rest = math.sqrt(max(found.first / found.second - along * along, 0.0))
+            shown = [along * x - rest * y, along * y + rest * x]
+            cosine = found.across / math.sqrt(found.first * found.second) if found.first > 0 else 0.0
+        else:  # nothing to compare with: the first axis is Δ's own
+            shown, cosine = [math.sqrt(found.first), 0.0], math.nan
+        # beyond float64's range nothing can be compared, and nothing of it may stay
+        memory = Coordinates(old.memory, shown if all(map(math.isfinite, shown)) else old.delta, cosine)
+        return self._next(state, seen._replace(delta=shown, before=before), memory)
+
+    def nonsense(self, state: PlanState) -> PlanState:
+        """The plan's own."""
+        old: Coordinates = state.memory
+        new = self.plan.nonsense(state._replace(memory=old.memory))
+        return new._replace(memory=old._replace(memory=new.memory))
+
+    def _next(self, state: PlanState, seen: Seen, memory: Coordinates) -> PlanState:
+        new = self.plan.update(state._replace(memory=memory.memory), seen)
+        return new._replace(memory=memory._replace(memory=new.memory))
 
 
-def _in_coordinates(part: object) -> bool:
-    return isinstance(part, LRState) and isinstance(part.before, list)
+def lengths(state: PlanState, compares: Literal["delta", "step"]) -> dict[str, float | None]:
+    """``cosine`` and ``update_norm`` of the newest round's record, where a plan in coordinates has measured them."""
+    found = state.memory
+    if not isinstance(found, Coordinates):
+        return {"cosine": None, "update_norm": None}
+    return {"cosine": found.cosine if compares == "delta" else None, "update_norm": found.length}

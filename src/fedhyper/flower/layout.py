@@ -1,4 +1,4 @@
-"""Flower's records as NumPy arrays, without copying, and the flat vector of what is trained.
+"""Flower's records as NumPy arrays, without copying, and which of them are trained.
 
 An ``Array`` holds the bytes of a ``.npy`` file. ``Array.numpy()`` copies them; a view is enough to look at them, and a
 server looks at every reply.
@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-Vector = NDArray[np.floating[Any]]
+from fedhyper.averages import Model
+
 Arrays = dict[str, NDArray[Any]]
 Trainable = Callable[[str], bool] | Iterable[str] | None
 
@@ -64,6 +65,13 @@ def views(record: Mapping[str, Array]) -> Arrays:
     return {name: view(array) for name, array in record.items()}
 
 
+class Opened(NamedTuple):
+    """A record and the views of its arrays, by which an array that was not touched can be known again."""
+
+    record: ArrayRecord
+    arrays: Arrays
+
+
 def finite(array: NDArray[Any]) -> bool:
     """Whether every number is finite; a finite sum of squares proves it, faster than looking at each."""
     if array.dtype.kind != "f":
@@ -78,8 +86,8 @@ def finite(array: NDArray[Any]) -> bool:
 class Layout:
     """Names, shapes and types of a model's arrays, and which of them are trained.
 
-    Trained arrays are stepped and enter Δ; the others (BatchNorm statistics) are averaged, and integers among them
-    take the largest value.
+    Trained arrays are stepped and enter Δ; the other floats (BatchNorm statistics) are averaged, and integers (its
+    counters) take the largest of the clients' values.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -87,9 +95,14 @@ class Layout:
     trained: tuple[str, ...]
 
     @property
-    def untrained(self) -> list[str]:
+    def counters(self) -> list[str]:
+        """Integers: neither stepped nor averaged."""
+        return [name for name, dtype in self.dtypes.items() if dtype.kind in "iub"]
+
+    @property
+    def statistics(self) -> list[str]:
         """Averaged, never stepped."""
-        return [name for name in self.shapes if name not in self.trained]
+        return [name for name in self.shapes if name not in self.trained and name not in self.counters]
 
     @classmethod
     def of(cls, record: ArrayRecord, trainable: Trainable = None) -> Layout:
@@ -125,29 +138,12 @@ class Layout:
                 return f"array {name!r} is {arrays[name].dtype}, expected {self.dtypes[name]}"
         return None
 
-    def vector(self, fill: Callable[[str, NDArray[Any]], object], out: Vector | None = None) -> Vector:
-        """One vector of the trained numbers, each array's part written by ``fill(name, part)``; ``out`` is reused."""
-        dtype = np.result_type(np.float32, *(self.dtypes[name] for name in self.trained))
-        sizes = [math.prod(self.shapes[name]) for name in self.trained]
-        flat: Vector = np.empty(sum(sizes), dtype) if out is None else out
-        for name, part in self.named(flat).items():
-            fill(name, part)
-        return flat
-
-    def delta(self, before: Arrays, after: Arrays, out: Vector | None = None) -> Vector:
-        """Δ = before − after over the trained arrays, as one vector; written into ``out`` if that is given."""
-        return self.vector(
-            lambda name, part: np.subtract(before[name], after[name], out=part, casting="same_kind"), out
-        )
-
-    def named(self, vector: Vector) -> Arrays:
-        """A vector of trained numbers, cut into named arrays again (views)."""
-        pieces, start = {}, 0
-        for name in self.trained:
-            size = math.prod(self.shapes[name])
-            pieces[name] = vector[start : start + size].reshape(self.shapes[name])
-            start += size
-        return pieces
+    def delta(self, before: Arrays, after: Arrays) -> Arrays:
+        """Δ = before − after of the trained arrays, in float32 or wider."""
+        return {
+            name: np.subtract(before[name], after[name], dtype=np.result_type(np.float32, before[name], after[name]))
+            for name in self.trained
+        }
 
     def accepts(self, after: Arrays) -> bool:
         """Whether this is a model of this shape, all of it finite."""
@@ -157,41 +153,31 @@ class Layout:
 
     def largest(self, replies: list[Arrays]) -> Arrays:
         """Integer arrays (BatchNorm counts its batches): the largest of the clients', in their own type."""
-        whole = [name for name, dtype in self.dtypes.items() if dtype.kind in "iub"]
-        return {name: np.maximum.reduce([arrays[name] for arrays in replies]) for name in whole}
+        return {name: np.maximum.reduce([arrays[name] for arrays in replies]) for name in self.counters}
 
-    def stepped(
-        self,
-        before: Arrays,
-        after: Arrays,
-        buffers: Arrays,
-        global_lr: float,
-        step: Arrays | None,
-        record: ArrayRecord | None,
-    ) -> ArrayRecord | None:
-        """w − α · step for what is trained, the average for what is not; None when that overflows.
+    def model(self, arrays: Arrays) -> Model:
+        """What the server loop is shown of these arrays: all but the counters."""
+        statistics = {name: arrays[name] for name in self.statistics}
+        return Model({name: arrays[name] for name in self.trained}, statistics or 0.0)
 
-        ``step`` None: it is w − w_inner; ``record`` holds w_inner, ``after``, as it came.
-        """
-        arrays = {}
+    def packed(self, model: Model, counters: Arrays, came: Opened | None = None) -> ArrayRecord | None:
+        """A model as it is sent, in its own types; None when that overflows. Arrays of ``came`` stay as they came."""
+        new = {**model.weights, **(model.statistics or {}), **counters}
+        packed = {}
         for name, dtype in self.dtypes.items():
-            if name not in self.trained:
-                new = np.rint(buffers[name]) if dtype.kind in "iub" else buffers[name]
-            elif global_lr == 1.0 and step is None:
-                new = after[name]
-            else:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    new = np.multiply(before[name] - after[name] if step is None else step[name], global_lr)
-                    new = np.subtract(before[name], new, out=new)
-            if record is not None and new is after[name] and new.dtype == dtype and new.flags.c_contiguous:
-                arrays[name] = record[name]  # as it came: no copy, and the same bits
+            array = new[name]
+            as_it_came = came is not None and array is came.arrays.get(name)
+            if came is not None and as_it_came and array.dtype == dtype and array.flags.c_contiguous:
+                packed[name] = came.record[name]  # no copy, and the same bits
                 continue
+            if dtype.kind in "iub":
+                array = np.rint(array)  # an inner strategy may have averaged counters
             with np.errstate(over="ignore"):
-                new = new.astype(dtype, copy=False)
-            if not finite(new):
+                cast = array.astype(dtype, copy=False)
+            if cast.dtype != array.dtype and not finite(cast):
                 return None
-            arrays[name] = pack(new)
-        return ArrayRecord(arrays)
+            packed[name] = pack(cast)
+        return ArrayRecord(packed)
 
 
 def mean(replies: list[Arrays], weights: list[float], names: Iterable[str]) -> Arrays:

@@ -1,56 +1,98 @@
-"""The two scalars that a schedule may read beside the aggregate, from whatever clients report."""
+"""The two scalars that a schedule may read beside the aggregate: the clients' loss and |Δ_m|²."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedhyper.flower.replies import PREFIX
+import numpy as np
+
+from fedhyper.flower.layout import Arrays
+from fedhyper.flower.wire import LOSS
+
+_CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads
+_STRETCH = 65_536
 
 # The loss of the first batch, at the weights that were sent, is the newest word on those weights. A stock client
 # reports its mean training loss; that sees a bad rate a round earlier and bad weights just as well.
-KEYS = (f"{PREFIX}loss", "loss", "train_loss", "train-loss")
-SQ_NORM = f"{PREFIX}sq-norm"  # |Δ_m|², reported by train_reply
+TRAIN_LOSS = ("train_loss", "train-loss", "loss")
+KEYS = (LOSS, "loss", "train_loss", "train-loss")
+
+Rows = Sequence[Mapping[str, Any]]
 
 
-def reported(key: str, rows: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> float:
-    """Σ p_m x_m of a metric, or NaN unless everybody reports it as a number of at least 0."""
-    total = 0.0
-    for row, weight in zip(rows, weights, strict=True):
-        value = row.get(key)
-        if not (isinstance(value, (int, float)) and value >= 0):
-            return math.nan
-        total += value * weight
-    return total / sum(weights)
+def first_number(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
+    """The first of these metrics that is a number."""
+    return next((float(row[key]) for key in keys if isinstance(row.get(key), (int, float))), None)
+
+
+def reported(key: str, rows: Rows, weights: Sequence[float]) -> float | None:
+    """Σ p_m x_m of a metric, or None unless everybody reports it as a number of at least 0."""
+    values = [row.get(key) for row in rows]
+    if not all(isinstance(value, (int, float)) and value >= 0 for value in values):
+        return None
+    return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)  # type: ignore[operator]
 
 
 class Losses:
-    """Finds out in the first round which metric is the loss, and gives its mean over the clients from then on.
+    """The mean of the clients' losses, None in a round in which nobody reports one.
 
-    When there is none the guard is shown 0 for ever and stays silent; non-finite updates are refused all the same. When
-    a later round lacks it, the last value is shown again.
+    Which metric is the loss is found out in the first round in which more than half of the clients report one of
+    ``KEYS``, the first of these that they do; from then on it is that one. None says nothing about damage: a client
+    that reports no loss at all leaves a schedule that reads it without a brake (see docs/flower.md).
     """
 
     def __init__(self) -> None:
-        self._key: str | None = None  # "": there is none
-        self._last = 0.0
+        self.key: str | None = None  # None: not found out yet
 
-    def mean(self, rows: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> float:
-        """Σ p_m loss_m over the clients' metrics; one row, where only their average is to be seen."""
-        if self._key is None:
-            present = [key for key in KEYS if all(isinstance(row.get(key), (int, float)) for row in rows)]
-            self._key = present[0] if present else ""
-        pairs = [(row[self._key], weight) for row, weight in zip(rows, weights, strict=True) if self._key in row]
+    def mean(self, rows: Rows, weights: Sequence[float]) -> float | None:
+        """Σ p_m loss_m over the clients that report it; one row, where only their average is to be seen."""
+        if self.key is None:
+            counts = {key: sum(isinstance(row.get(key), (int, float)) for row in rows) for key in KEYS}
+            self.key = next((key for key, count in counts.items() if 2 * count > len(rows)), None)
+        pairs = [(row.get(self.key or ""), weight) for row, weight in zip(rows, weights, strict=True)]
         values = [(value, weight) for value, weight in pairs if isinstance(value, (int, float))]
-        if values:
-            self._last = sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
-        return self._last
+        return sum(v * w for v, w in values) / sum(w for _, w in values) if values else None
 
-    def state(self) -> list[Any]:
-        """For a checkpoint."""
-        return [self._key, self._last]
 
-    def restore(self, saved: list[Any]) -> None:
-        """From a checkpoint."""
-        self._key, self._last = saved
+def sq_distance(a: Arrays, b: Arrays, names: Iterable[str]) -> float:
+    """|a − b|² over the arrays of these names."""
+    wide, total = np.empty(_CHUNK), 0.0
+    for name in names:
+        left, right = a[name].reshape(-1), b[name].reshape(-1)
+        narrow = np.empty(_CHUNK, np.result_type(left, right))
+        for start in range(0, left.size, _CHUNK):
+            piece = left[start : start + _CHUNK]
+            out = np.subtract(piece, right[start : start + _CHUNK], out=narrow[: piece.size])
+            square = wide[: piece.size]
+            square[...] = out
+            total += float(square.dot(square))
+    return total
+
+
+def sq_distances(a: Arrays, others: Sequence[Arrays], names: Sequence[str]) -> list[float]:
+    """``sq_distance`` to each of ``others``, reading ``a`` once: a stretch of it stays in the cache.
+
+    Squares and sums of 256 of them in the arrays' own type, where that neither overflows nor vanishes; the rest in
+    float64. No BLAS, hence no threads.
+    """
+    totals = [0.0] * len(others)
+    with np.errstate(over="ignore"):
+        for name in names:
+            left, rights = a[name].reshape(-1), [b[name].reshape(-1) for b in others]
+            work = np.empty(_STRETCH, np.result_type(left, np.float32))
+            for start in range(0, left.size, _STRETCH):
+                piece = left[start : start + _STRETCH]
+                out = work[: piece.size]
+                rows = out[: piece.size // 256 * 256].reshape(-1, 256)
+                rest = out[rows.size :]
+                for i, right in enumerate(rights):
+                    np.subtract(piece, right[start : start + _STRETCH], out=out)
+                    totals[i] += float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
+                    totals[i] += float(np.einsum("i,i->", rest, rest))
+    size = sum(a[name].size for name in names)
+    return [
+        total if size * 1e-31 < total < math.inf else sq_distance(a, b, names)
+        for total, b in zip(totals, others, strict=True)
+    ]

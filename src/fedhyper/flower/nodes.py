@@ -6,18 +6,16 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedhyper.flower.replies import PREFIX
+from fedhyper.flower.replies import NodeReply
+from fedhyper.flower.wire import ANSWER, NUM_PARTITIONS, PARTITION, PARTITION_ID, QUESTION
 
-ACTION = "fedhyper"
-QUESTION = f"{MessageType.QUERY}.{ACTION}"
-ANSWER = f"{PREFIX}node"
+Configure = Callable[[int, ArrayRecord, ConfigRecord, Grid], Iterable[Message]]
 
 _log = logging.getLogger("flwr")
 
@@ -93,13 +91,49 @@ class Roster:
         partition = self.partitions.get(node)
         return partition is None, partition or 0, node
 
+    def sample(
+        self,
+        configure: Configure,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        seed: int | None,
+    ) -> list[Message]:
+        """The messages of an inner strategy's ``configure_*``; with a seed its nodes are drawn from that, by partition.
+
+        Flower draws them with Python's global generator: it is given a seed for as long as that takes, and put back.
+        """
+        order = self.assemble(grid, ask=seed is not None)
+        if seed is None:
+            return list(configure(server_round, arrays, config, grid))
+        before = random.getstate()
+        random.seed(f"{seed}/{configure.__name__.removeprefix('configure_')}/{server_round}")
+        try:
+            return list(configure(server_round, arrays, config, OrderedGrid(grid, order)))
+        finally:
+            random.setstate(before)
+
+    def who(self, node: int) -> str:
+        """A node, for a log."""
+        partition = self.partitions.get(node)
+        return f"node {node}" if partition is None else f"node {node} (partition {partition})"
+
+    def in_order(self, replies: list[NodeReply]) -> list[NodeReply]:
+        """The replies in an order that does not depend on who was faster. A reply may say which partition it is of."""
+        for reply in replies:
+            partition = reply.metrics.get(PARTITION)
+            if type(partition) is int and self.partitions.get(reply.node) is None:
+                self.partitions[reply.node] = partition
+        return sorted(replies, key=lambda reply: self.position(reply.node))
+
     def _ask(self, grid: Grid, nodes: list[int], timeout: float) -> None:
         questions = [Message(RecordDict(), node, QUESTION) for node in nodes]
         for reply in grid.send_and_receive(questions, timeout=timeout):
             node = reply.metadata.src_node_id
             if node in nodes and reply.has_content() and ANSWER in reply.content.config_records:
                 answer = reply.content.config_records[ANSWER]
-                partition, size = answer.get("partition-id"), answer.get("num-partitions")
+                partition, size = answer.get(PARTITION_ID), answer.get(NUM_PARTITIONS)
                 if type(partition) is int and partition >= 0:
                     self.partitions[node] = partition
                 if type(size) is int and size > 0:
@@ -111,14 +145,3 @@ class Roster:
                 "call fedhyper.flower.identify(app) in the ClientApp for the same bits every time",
                 len(silent),
             )
-
-
-@contextmanager
-def seeded(seed: int, purpose: str, server_round: int) -> Iterator[None]:
-    """Flower samples nodes with Python's global generator: give it a seed of its own, and put back what was there."""
-    before = random.getstate()
-    random.seed(f"{seed}/{purpose}/{server_round}")
-    try:
-        yield
-    finally:
-        random.setstate(before)

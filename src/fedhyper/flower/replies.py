@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, cast
@@ -15,15 +15,15 @@ from typing import NamedTuple, cast
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedhyper.flower.layout import Arrays, Layout, finite, views
+from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
 
-PREFIX = "fedhyper."  # records and metrics of ours, which an inner strategy never sees
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
-_ECHOES = (f"{PREFIX}round", "server-round")
+_ECHOES = (ROUND, SERVER_ROUND)
 
 Metric = int | float | list[int] | list[float]
 
 
-class Reply(NamedTuple):
+class NodeReply(NamedTuple):
     """One reply that passed. ``metrics`` has ours too; the message's content no longer has."""
 
     message: Message
@@ -52,9 +52,9 @@ class Expected:
     finite: bool = True  # look at every number
 
 
-def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[Reply], list[Refusal]]:
+def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[NodeReply], list[Refusal]]:
     """The replies to believe and those refused. Contents of the former are put into the one form strategies expect."""
-    kept: dict[int, Reply] = {}
+    kept: dict[int, NodeReply] = {}
     refused: list[Refusal] = []
     for message in replies:
         node = message.metadata.src_node_id
@@ -63,7 +63,7 @@ def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[Reply], l
                 raise ValueError("a second reply to one message")
             kept[node] = _read(message, expected)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            refused.append(Refusal(node, _one_line(str(error))))
+            refused.append(Refusal(node, one_line(str(error))))
     signature = _majority([_signature(reply) for reply in kept.values()])
     agreeing = []
     for reply in kept.values():
@@ -80,7 +80,7 @@ def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[Reply], l
     return agreeing, refused
 
 
-def _read(message: Message, expected: Expected) -> Reply:
+def _read(message: Message, expected: Expected) -> NodeReply:
     """The reply in parts, or ValueError with the reason not to believe it."""
     node = message.metadata.src_node_id
     if node not in expected.asked:
@@ -93,8 +93,8 @@ def _read(message: Message, expected: Expected) -> Reply:
         if metrics.get(key, expected.server_round) != expected.server_round:
             raise ValueError(f"it answers round {metrics[key]}, this is round {expected.server_round}")
     if expected.layout is None:
-        return Reply(message, node, weight, {}, metrics)
-    array_records = without_ours(dict(message.content.array_records.items()))
+        return NodeReply(message, node, weight, {}, metrics)
+    array_records = without_ours(message.content.array_records)
     if len(array_records) != 1:
         raise ValueError(f"{len(array_records)} array records, expected 1")
     arrays = views(next(iter(array_records.values())))
@@ -103,16 +103,11 @@ def _read(message: Message, expected: Expected) -> Reply:
     for name, array in arrays.items():
         if expected.finite and not finite(array):
             raise ValueError(f"non-finite numbers in array {name!r}")
-    return Reply(message, node, weight, arrays, metrics)
-
-
-def without_ours(records: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
-    """The app's own array records."""
-    return {key: record for key, record in records.items() if not key.startswith(PREFIX)}
+    return NodeReply(message, node, weight, arrays, metrics)
 
 
 def _metrics(content: RecordDict) -> dict[str, Metric]:
-    plain = [key for key in content.metric_records if not key.startswith(PREFIX)]
+    plain = list(without_ours(content.metric_records))
     if len(plain) != 1:
         raise ValueError(f"{len(plain)} metric records, expected 1")
     metrics = cast(dict[str, Metric], dict(content.metric_records[plain[0]].items()))
@@ -134,9 +129,9 @@ def _weight(metrics: dict[str, Metric], key: str) -> float:
     return weight
 
 
-def _signature(reply: Reply) -> tuple[tuple[str, int], ...]:
+def _signature(reply: NodeReply) -> tuple[tuple[str, int], ...]:
     """Names of the metrics an inner strategy averages, and their lengths (-1: a number)."""
-    shown = {key: value for key, value in reply.metrics.items() if not key.startswith(PREFIX)}
+    shown = without_ours(reply.metrics)
     return tuple(sorted((key, len(value) if isinstance(value, list) else -1) for key, value in shown.items()))
 
 
@@ -146,14 +141,13 @@ def _majority(signatures: list[tuple[tuple[str, int], ...]]) -> tuple[tuple[str,
     return min(counts, key=lambda signature: (-counts[signature], signature), default=None)
 
 
-def _strip(reply: Reply, layout: Layout, weight_key: str) -> None:
+def _strip(reply: NodeReply, layout: Layout, weight_key: str) -> None:
     """One array record in the model's own order (two strategies of Flower pair arrays by position), one of metrics."""
     content = reply.message.content
-    [(arrays_key, record)] = without_ours(dict(content.array_records.items())).items()
-    [metrics_key] = [key for key in content.metric_records if not key.startswith(PREFIX)]
-    shown = {k: v for k, v in content.metric_records[metrics_key].items() if not k.startswith(PREFIX)}
-    shown[weight_key] = reply.weight
-    others = {k: v for k, v in content.config_records.items() if not k.startswith(PREFIX)}
+    [(arrays_key, record)] = without_ours(content.array_records).items()
+    [(metrics_key, metrics)] = without_ours(content.metric_records).items()
+    shown = without_ours(metrics) | {weight_key: reply.weight}
+    others = without_ours(content.config_records)
     reply.message.content = RecordDict(
         {
             arrays_key: ArrayRecord({name: record[name] for name in layout.shapes}),
@@ -163,6 +157,6 @@ def _strip(reply: Reply, layout: Layout, weight_key: str) -> None:
     )
 
 
-def _one_line(text: str, limit: int = 200) -> str:
+def one_line(text: str, limit: int = 200) -> str:
     """What a client wrote, fit for a log: no line breaks, no escape sequences, not endless."""
     return "".join(c if c.isprintable() else "?" for c in text)[:limit]

@@ -1,18 +1,27 @@
-"""The schedules by name, and from rule objects."""
+"""The schedules by name and from rule objects, and what clients are told of one."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal
 
-from fedhyper.automatic.auto import Auto
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+from fedhyper.automatic.auto import auto
 from fedhyper.baselines import Constant
 from fedhyper.errors import UserError
+from fedhyper.flower.layout import Arrays, pack
+from fedhyper.flower.wire import CLIENT, DELTA
+from fedhyper.loop import LoopState
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
 
 Rules = FedHyperG | FedHyperCL | Plan | tuple[Any, ...]
 Schedule = str | Rules
 
+_PLAN = ("requires", "compares", "products_only", "graft", "optimizer", "average", "init", "update", "nonsense")
 NAMES = ("auto", "g", "sl", "cl", "g+sl", "g+cl", "constant")
 
 
@@ -26,8 +35,9 @@ def make_schedule(schedule: Schedule, *, local_lr: float, global_lr: float) -> t
     if isinstance(schedule, (FedHyperG, FedHyperCL)):
         schedule = (schedule,)
     if not isinstance(schedule, tuple):
-        if not all(hasattr(schedule, name) for name in ("requires", "init", "update")):
-            raise UserError(f"schedule must be one of {', '.join(NAMES)}, rules, or a plan, got {schedule!r}")
+        if lacks := [name for name in _PLAN if not hasattr(schedule, name)]:
+            got = f"{schedule!r}, which has no {lacks[0]}"
+            raise UserError(f"schedule must be one of {', '.join(NAMES)}, rules, or a plan, got {got}")
         return schedule, None
     glob: Any = Constant(lr=global_lr)
     local: Any = Constant(lr=local_lr)
@@ -46,7 +56,7 @@ def make_schedule(schedule: Schedule, *, local_lr: float, global_lr: float) -> t
 
 def _by_name(name: str, local_lr: float, global_lr: float) -> Rules:
     if name == "auto":
-        return Auto(local_lr=local_lr, global_lr=global_lr)
+        return auto(local_lr=local_lr, global_lr=global_lr)
     rules = {
         "g": FedHyperG(lr=global_lr),
         "sl": FedHyperSL(lr=local_lr),
@@ -55,3 +65,30 @@ def _by_name(name: str, local_lr: float, global_lr: float) -> Rules:
     if name not in NAMES:
         raise UserError(f"schedule must be one of {', '.join(NAMES)}, got {name!r}")
     return tuple(rules[part] for part in name.split("+") if part != "constant")
+
+
+def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
+    """What a run's ``config.toml`` says of them; ``method`` is the simulator's name for it, where it has one."""
+    name = type(inner).__name__
+    if isinstance(schedule, str):
+        method = {"auto": "fedhyper", "constant": name.lower()}.get(schedule, f"fedhyper-{schedule}")
+    else:
+        rules = schedule if isinstance(schedule, tuple) else (schedule,)
+        method = "+".join(type(rule).__name__ for rule in rules)
+    return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule)}
+
+
+def attach_rule(
+    rule: FedHyperCL, messages: list[Message], state: LoopState, send_delta: Literal["full", "half", "cached"]
+) -> None:
+    """FedHyper-CL's settings, and the last aggregate unless clients keep the weights themselves."""
+    settings = {key: value for key, value in asdict(rule).items() if key != "local_steps"}
+    extra: dict[str, Any] = {CLIENT: ConfigRecord({**settings, "global_lr": float(state.plan.global_lr)})}
+    if rule.global_term != "off" and isinstance(state.before, dict) and send_delta != "cached":
+        named: Arrays = state.before
+        if send_delta == "half":
+            largest = float(np.finfo(np.float16).max)
+            named = {name: np.clip(array, -largest, largest).astype(np.float16) for name, array in named.items()}
+        extra[DELTA] = ArrayRecord({name: pack(array) for name, array in named.items()})
+    for message in messages:  # FedAvg puts one content into all its messages
+        message.content = RecordDict({**dict(message.content.items()), **extra})

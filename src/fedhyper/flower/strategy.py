@@ -3,43 +3,34 @@
     strategy = FedHyper(FedAvg(fraction_train=0.5))
     result = strategy.start(grid, initial_arrays, num_rounds=50)
 
-Each round: replies that cannot be believed are refused by name; the inner strategy aggregates the rest; Δ = before −
-after over the trained arrays gives the two rates; w − α · direction is sent next, with the local rate in the config
-entries ``local-lr`` and ``lr``. Under auto the direction has momentum in it unless the inner strategy has its own way,
-and a mean of the last few rounds' weights is evaluated and returned. NumPy is all the server needs.
+Here are Flower's hooks and nothing else. A round goes: replies that cannot be believed are refused and the inner
+strategy puts the others together (``aggregate``); the server loop, ``fedhyper.loop``, decides both rates and steps, or
+returns to the last good weights (``run``); what comes out is sent next, with the local rate in the config entries
+``local-lr`` and ``lr``. NumPy is all the server needs.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedhyper.automatic.auto import Auto, Grafted
 from fedhyper.errors import TrainingStopped, UserError
-from fedhyper.flower import gram
-from fedhyper.flower import wrapped as known
-from fedhyper.flower.averaging import averaged, moved
-from fedhyper.flower.checkpointing import Saved, load, save
-from fedhyper.flower.layout import Arrays, Layout, Trainable, Vector, mean, pack, views
-from fedhyper.flower.losses import SQ_NORM, Losses, reported
-from fedhyper.flower.nodes import OrderedGrid, Roster, seeded
-from fedhyper.flower.replies import PREFIX, Expected, Refusal, Reply, sift
-from fedhyper.flower.schedules import Schedule, make_schedule
-from fedhyper.schedulers import FedHyperCL
-
-CLIENT = f"{PREFIX}client"  # ConfigRecord: the rule clients run each step (FedHyper-CL)
-DELTA = f"{PREFIX}delta"  # ArrayRecord: Δ_t-1, for CL's global term
-LOCAL_LR = "local-lr"
+from fedhyper.flower import wire, wrapped
+from fedhyper.flower.gram import lengths
+from fedhyper.flower.layout import Layout, Opened, Trainable
+from fedhyper.flower.nodes import Roster
+from fedhyper.flower.replies import Expected, Refusal
+from fedhyper.flower.run import Run
+from fedhyper.flower.run_log import RunLog, complain, shown
+from fedhyper.flower.schedules import Schedule, attach_rule, described, make_schedule
+from fedhyper.loop import LoopState
+from fedhyper.storage.record import RoundRecord
 
 _log = logging.getLogger("flwr")
 
@@ -47,20 +38,26 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FedHyper(Strategy):
-    """Wrap ``strategy`` so that the learning rates set themselves.
+    """Wrap ``strategy`` so that the learning rates set themselves. After a round ``history`` has its record.
 
     schedule        "auto" (no rate to choose), "g", "sl", "cl", "g+sl", "g+cl", "constant"; rule objects; or a plan
-    local_lr        initial local rate; None: the train_config's ``lr_key``, or 0.01
-    global_lr       initial global rate, which multiplies the inner strategy's step
-    lr_key          the train_config entry that clients already take their rate from; set every round
-    seed            sample nodes by partition id from this seed, so that a run can be repeated; None: as Flower does
-    nodes           wait for this many before the first round; None: with a seed, the number they report themselves
-    trainable       names or predicate of what is trained; default: floats that are no BatchNorm statistic
-    checkpoint      a file to replace after every round, from which ``start(resume=True)`` goes on
-    send_delta      how CL's clients learn the last aggregate: "full", "half" (float16), or "cached" by themselves
-    weight_cap      no reply counts more than this × the median weight; None: as claimed
-    aggregate_only  the replies are masked (secure aggregation): look at the inner strategy's result alone
-    patience        stop after this many rounds in a row without a usable reply
+    local_lr        the clients' initial rate, above 0; None: the train config's ``lr_key``, or 0.01. Higher: longer
+                    local steps. auto starts at 0.001 or lower whatever this says, and finds its own
+    global_lr       the initial global rate, above 0, which multiplies the server's step; higher: longer steps
+    lr_key          the train config's entry that clients already take their rate from; set every round
+    seed            any integer: nodes are sampled by partition from it, and replies summed up in that order, so that a
+                    run can be repeated to the bit; None: as Flower does
+    nodes           how many to wait for before the first round; None: with a seed, the number they report themselves
+    wait            seconds that this may take, then the run starts with those that came; higher: later, and complete
+    trainable       names, or a predicate, of the arrays that are trained; None: floats that are no BatchNorm statistic
+    checkpoint      a file to replace after every round, from which ``start(resume=True)`` goes on; None: none
+    run_dir         a directory for the records of the run, which ``fedhyper report`` shows; None: none
+    send_delta      how CL's clients learn the last aggregate: "full" (a second model down), "half" (as float16, half
+                    of that), "cached" (nothing: they keep the weights of the last round)
+    weight_cap      at least 1: no reply counts more than this × the median weight; higher trusts clients more; None: as
+                    claimed
+    aggregate_only  the replies are masked (secure aggregation): only the inner strategy's result is looked at
+    patience        rounds in a row without a usable reply after which the run stops; higher waits longer
     """
 
     def __init__(
@@ -73,13 +70,14 @@ class FedHyper(Strategy):
         lr_key: str = "lr",
         seed: int | None = None,
         nodes: int | None = None,
+        wait: float = 120.0,
         trainable: Trainable = None,
         checkpoint: Path | str | None = None,
+        run_dir: Path | str | None = None,
         send_delta: Literal["full", "half", "cached"] = "full",
         weight_cap: float | None = None,
         aggregate_only: bool = False,
         patience: int = 5,
-        wait: float = 120.0,
     ) -> None:
         if send_delta not in ("full", "half", "cached"):
             raise UserError(f"send_delta must be one of full, half, cached, got {send_delta!r}")
@@ -88,21 +86,12 @@ class FedHyper(Strategy):
         make_schedule(schedule, local_lr=local_lr or 0.01, global_lr=global_lr)  # refuse bad settings before a run
         self.strategy, self.schedule, self.seed = strategy, schedule, seed
         self.local_lr, self.global_lr, self.lr_key = local_lr, global_lr, lr_key
+        self.nodes, self.wait, self.trainable, self.weight_cap = nodes, wait, trainable, weight_cap
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
-        self.send_delta, self.weight_cap = send_delta, weight_cap
-        self.aggregate_only, self.patience = aggregate_only, patience
-        self.history: list[dict[str, Any]] = []
-        self.step: Vector | None = None  # Δ_t-1, under auto with momentum in it: M_t-1
+        self.run_dir = Path(run_dir) if run_dir is not None else None
+        self.send_delta, self.aggregate_only, self.patience = send_delta, aggregate_only, patience
         self.rejected: list[Refusal] = []  # of the newest round
-        self._trainable, self._offset = trainable, 0
-        self._roster = Roster(nodes, wait)
-        self._losses = Losses()
-        self._layout: Layout | None = None
-        self._spare: Vector | None = None  # memory of a step that is no longer needed
-        self._good: ArrayRecord | None = None
-        self._means: Arrays | None = None  # None: the newest weights
-        self._asked: list[int] = []
-        self._idle = 0
+        self._current: Run | None = None
 
     def summary(self) -> None:
         """Log the settings, then the inner strategy's."""
@@ -111,77 +100,69 @@ class FedHyper(Strategy):
         _log.info("\t│\t└── Wraps: %s", type(self.strategy).__name__)
         self.strategy.summary()
 
+    @property
+    def history(self) -> list[RoundRecord]:
+        """The record of every round so far, as the simulator and ``metrics.jsonl`` have it."""
+        return [] if self._current is None else self._records.history
+
+    @property
+    def state(self) -> LoopState:
+        """The server loop's state; known from the first round on."""
+        return self._run.state
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes and types of the model's arrays; known from the first round on."""
+        return self._run.layout
+
+    @property
+    def _run(self) -> Run:
+        if self._current is None:
+            raise RuntimeError("configure_train has not been called yet")
+        return self._current
+
+    def _begin(self, arrays: ArrayRecord, config: ConfigRecord) -> Run:
+        """A new run: nothing of an earlier one stays."""
+        given = config.get(self.lr_key)
+        self._current = run = Run(
+            self.strategy,
+            self.schedule,
+            arrays,
+            local_lr=self.local_lr or (float(given) if isinstance(given, (int, float)) else 0.01),
+            global_lr=self.global_lr,
+            trainable=self.trainable,
+            aggregate_only=self.aggregate_only,
+        )
+        self._roster, self._records = Roster(self.nodes, self.wait), RunLog(self.run_dir)
+        self.rejected, self._asked = [], set[int]()
+        return run
+
     # --- what goes out -----------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages, with this round's local rate (and Δ_t-1 for CL)."""
-        server_round += self._offset
-        self._prepare(arrays, config)
-        self._sent = arrays
-        known.synchronize(self.strategy, arrays)
+        run = self._current or self._begin(arrays, config)
+        if arrays is not run.record:  # whoever runs the rounds has the last word on what is sent
+            run.send(arrays)
+        wrapped.synchronize(self.strategy, arrays)
         config = config.copy()
-        config[LOCAL_LR] = config[self.lr_key] = float(self.state.local_lr)
-        messages = self._sample("train", self.strategy.configure_train, server_round, arrays, config, grid)
-        if self._client_rule is not None:
-            self._attach_rule(self._client_rule, messages)
-        self._asked = [message.metadata.dst_node_id for message in messages]
+        config[wire.LOCAL_LR] = config[self.lr_key] = float(run.state.local_lr)
+        configure = self.strategy.configure_train
+        messages = self._roster.sample(configure, server_round + run.offset, arrays, config, grid, self.seed)
+        if run.client_rule is not None:
+            attach_rule(run.client_rule, messages, run.state, self.send_delta)
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        self._records.sent(messages)
         return messages
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages, with the weights that are returned in the end."""
-        server_round += self._offset
-        arrays = averaged(self._means, arrays)
-        return self._sample("evaluate", self.strategy.configure_evaluate, server_round, arrays, config, grid)
-
-    def _sample(
-        self,
-        purpose: str,
-        configure: Callable[[int, ArrayRecord, ConfigRecord, Grid], Iterable[Message]],
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> list[Message]:
-        ordered = OrderedGrid(grid, self._roster.assemble(grid, ask=self.seed is not None))
-        if self.seed is None:
-            return list(configure(server_round, arrays, config, grid))
-        with seeded(self.seed, purpose, server_round):
-            return list(configure(server_round, arrays, config, ordered))
-
-    def _prepare(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
-        """The first round's part: a plan from the rates that apply, and the layout of the model."""
-        if self._layout is not None:
-            return
-        self._layout = Layout.of(arrays, self._trainable)
-        self._good = arrays
-        given = config.get(self.lr_key)
-        local_lr = self.local_lr or (float(given) if isinstance(given, (int, float)) else 0.01)
-        self.plan, self._client_rule = make_schedule(self.schedule, local_lr=local_lr, global_lr=self.global_lr)
-        self.state = self.plan.init()
-
-    def _attach_rule(self, rule: FedHyperCL, messages: list[Message]) -> None:
-        """FedHyper-CL's settings, and the last aggregate unless clients keep the weights themselves."""
-        settings = {k: v for k, v in asdict(rule).items() if k != "local_steps"}
-        extra: dict[str, Any] = {CLIENT: ConfigRecord({**settings, "global_lr": float(self.state.global_lr)})}
-        if rule.global_term != "off" and self.step is not None and self.send_delta != "cached":
-            named = self.layout.named(self.step)
-            if self.send_delta == "half":
-                largest = float(np.finfo(np.float16).max)
-                named = {k: np.clip(v, -largest, largest).astype(np.float16) for k, v in named.items()}
-            extra[DELTA] = ArrayRecord({name: pack(array) for name, array in named.items()})
-        for message in messages:  # FedAvg puts one content into all its messages
-            message.content = RecordDict({**dict(message.content.items()), **extra})
-
-    @property
-    def layout(self) -> Layout:
-        """Names, shapes and types of the model's arrays; known from the first round on."""
-        if self._layout is None:
-            raise RuntimeError("configure_train has not been called yet")
-        return self._layout
+        run, configure = self._run, self.strategy.configure_evaluate
+        return self._roster.sample(configure, server_round + run.offset, run.kept(arrays), config, grid, self.seed)
 
     # --- what comes back ---------------------------------------------------------------------------------------------
 
@@ -189,165 +170,36 @@ class FedHyper(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """One round as a transaction: either everything moves on, or nothing does and the reason is logged."""
-        server_round += self._offset
-        messages = list(replies)
-        contents = [message.content if message.has_content() else None for message in messages]
-        lazy = known.repeatable(self.strategy) and not self.aggregate_only
-        believed, errors = self._believe(server_round, messages, finite=not lazy)
-        arrays, metrics, fate = self._step(server_round, believed, errors) if believed else (None, None, "idle")
-        if lazy and believed and fate == "idle":  # a number in one of them was not finite: find out in which
-            for message, content in zip(messages, contents, strict=True):
-                if content is not None:
-                    message.content = content
-            known.synchronize(self.strategy, self._sent)
-            believed, errors = self._believe(server_round, messages, finite=True)
-            arrays, metrics, fate = self._step(server_round, believed, errors) if believed else (None, None, "idle")
-        self._report_rejected()
-        self._idle = self._idle + 1 if fate == "idle" else 0
-        if fate == "idle":
-            self.state = self.plan.lost(self.state)  # clients that all return nonsense were sent too high a rate
-            self.step = None if self.state.rollback else self.step
-        record = {
-            "round": server_round,
-            "global_lr": float(self.state.global_lr),
-            "local_lr": float(self.state.local_lr),
-            "hypergrad": float(self.state.hypergrad),
-            "used": len(believed) if fate != "idle" else 0,
-            "rejected": len(self.rejected),
-            "rollback": fate == "rollback",
-        }
-        self.history.append(record)
-        if self._idle:
-            _log.warning("fedhyper: round %d had no usable reply and changes nothing", server_round)
-            if self._idle >= self.patience:
-                reasons = "; ".join(f"node {r.node}: {r.reason}" for r in self.rejected[:3]) or "nobody answered"
-                raise TrainingStopped(f"no usable reply for {self._idle} rounds in a row ({reasons})")
+        run, messages = self._run, list(replies)
+        self._records.answered(messages)
+        server_round += run.offset
+        layout, key = None if self.aggregate_only else run.layout, wrapped.weight_key(self.strategy)
+        expected = Expected(server_round, layout, self._asked, key, self.weight_cap)
+        before = run.state
+        made = run.aggregator(server_round, Opened(run.record, before.now.weights), messages, expected, self._roster)
+        decision = run.decide(made)
+        self.rejected = made.rejected
+        compared = before.round > 0 and "delta" in run.plan.requires
+        measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
+        record = self._records.add(server_round, before.local_lr, made, decision, measured)
+        reasons = complain(record, self.rejected, messages, self._roster)
+        if run.state.idle >= self.patience:
+            raise TrainingStopped(f"no usable reply for {run.state.idle} rounds in a row ({reasons})")
         if self.checkpoint is not None:
-            self._save(self.checkpoint, server_round, self._sent if arrays is None else arrays)
-        metrics = MetricRecord() if metrics is None else metrics
-        for key in ("global_lr", "local_lr", "used", "rejected"):
-            metrics[f"{PREFIX}{key.replace('_', '-')}"] = record[key]
-        return arrays, metrics
+            run.save(self.checkpoint, self.history, {"seed": self.seed})
+        metrics = MetricRecord() if made.metrics is None else made.metrics
+        metrics.update(shown(record))
+        return None if decision.action == "idle" else run.record, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The inner strategy's, on replies in a fixed order."""
+        server_round += self._run.offset
         ordered = sorted(replies, key=lambda message: self._roster.position(message.metadata.src_node_id))
-        return self.strategy.aggregate_evaluate(server_round + self._offset, ordered)
+        metrics = self.strategy.aggregate_evaluate(server_round, ordered)
+        self._records.evaluated(server_round, metrics)
+        return metrics
 
-    def _believe(self, server_round: int, replies: list[Message], *, finite: bool) -> tuple[list[Reply], list[Message]]:
-        """The replies to use, in an order that does not depend on who was faster, and the errors Flower reports."""
-        errors = [message for message in replies if message.has_error()]
-        layout = None if self.aggregate_only else self.layout
-        key = known.weight_key(self.strategy)
-        expected = Expected(server_round, layout, set(self._asked), key, self.weight_cap, finite)
-        believed, self.rejected = sift((message for message in replies if not message.has_error()), expected)
-        for reply in believed:
-            partition = reply.metrics.get(f"{PREFIX}partition")
-            if type(partition) is int and self._roster.partitions.get(reply.node) is None:
-                self._roster.partitions[reply.node] = partition
-        return sorted(believed, key=lambda reply: self._roster.position(reply.node)), errors
-
-    def _report_rejected(self) -> None:
-        for node, reason in self.rejected:
-            partition = self._roster.partitions.get(node)
-            who = f"node {node}" if partition is None else f"node {node} (partition {partition})"
-            _log.warning("fedhyper: reply of %s refused: %s", who, reason)
-
-    def _step(
-        self, server_round: int, believed: list[Reply], errors: list[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None, Literal["step", "rollback", "idle"]]:
-        before = views(self._sent)
-        steps = known.steps(self.strategy) and not self.aggregate_only
-        readable = steps and known.readable(self.strategy)
-        names = self.layout.untrained if readable else self.layout.shapes
-        raw = self._mean(believed, names) if steps else None  # now: FedMedian empties the replies it reads
-        counters = {} if self.aggregate_only else self.layout.largest([reply.arrays for reply in believed])
-        memory = known.memory(self.strategy)
-        sq_norms = self._sq_norms(before, believed)
-        record, metrics = self.strategy.aggregate_train(server_round, [reply.message for reply in believed] + errors)
-        after = None if record is None else views(record)
-        if after is None or not self.layout.accepts(after):
-            known.remember(self.strategy, memory)
-            return None, metrics, "idle"
-        if readable:
-            delta = self.layout.vector(partial(known.read_back, self.strategy, memory), self._spare)
-        else:
-            delta = self.layout.delta(before, after if raw is None else raw, self._spare)
-        hidden = [dict(metrics or {})] if self.aggregate_only else None
-        rows, weights = hidden or [reply.metrics for reply in believed], [reply.weight for reply in believed]
-        loss = self._losses.mean(rows, weights[: len(rows)])
-        sq_norm = reported(SQ_NORM, rows, weights[: len(rows)]) if sq_norms is None else sq_norms
-        if gram.knows(self.plan):
-            state = gram.update(self.plan, self.state, delta, self.step, loss=loss, sq_norm=sq_norm)
-        else:
-            state = self.plan.update(self.state, delta.copy(), loss=loss, sq_norm=sq_norm)
-        if state.rollback:
-            _log.warning("fedhyper: loss %g in round %d; back to the last good weights", loss, server_round)
-            known.remember(self.strategy, {})
-            self.state, self.step, self._means = state, None, None
-            return self._good, metrics, "rollback"
-        rate = float(state.global_lr) * (self._graft(before, after, delta) if raw is not None else 1.0)
-        if state.momentum and self.step is not None:
-            gram.add(delta, state.momentum, self.step)
-        step = self.layout.named(delta) if raw is None and (state.momentum or rate != 1) else None
-        new = self.layout.stepped(before, after, (after if raw is None else raw) | counters, rate, step, record)
-        if new is None:
-            known.remember(self.strategy, memory)
-            return None, metrics, "idle"
-        self._means = moved(self._means, before, views(new), state.newest)
-        if not state.settled:  # what the inner strategy remembers of rates that were tried out
-            known.remember(self.strategy, {})
-        self.state, self._good = state, self._sent if state.settled else self._good
-        self._spare, self.step = self.step, delta
-        return new, metrics, "step"
-
-    def _graft(self, before: Arrays, after: Arrays, delta: Vector) -> float:
-        """Under auto, whose budget is in lengths of Δ, Adam gives the direction and Δ the length: see ``Grafted``."""
-        if not (isinstance(self.plan, Auto) and known.unitless(self.strategy)):
-            return 1.0
-        length = math.sqrt(gram.sq_distance(before, after, self.layout.trained))
-        return Grafted.times * math.sqrt(gram.products(delta, None)[1]) / length if length > 0 else 0.0
-
-    def _mean(self, believed: list[Reply], names: Iterable[str]) -> Arrays:
-        return mean([reply.arrays for reply in believed], [reply.weight for reply in believed], names)
-
-    def _sq_norms(self, before: Arrays, believed: list[Reply]) -> float | None:
-        """Σ p_m |Δ_m|², which auto and FedExP read; None where clients report it, or replies are masked."""
-        if "sq_norm" not in self.plan.requires:
-            return math.nan
-        if self.aggregate_only or all(SQ_NORM in reply.metrics for reply in believed):
-            return None
-        total = sum(reply.weight for reply in believed)
-        distances = gram.sq_distances(before, [reply.arrays for reply in believed], self.layout.trained)
-        return sum(reply.weight / total * squared for reply, squared in zip(believed, distances, strict=True))
-
-    # --- resuming ----------------------------------------------------------------------------------------------------
-
-    def _save(self, path: Path, server_round: int, arrays: ArrayRecord) -> None:
-        assert self._good is not None
-        saved = Saved(
-            server_round=server_round,
-            arrays=arrays,
-            good=self._good,
-            means=self._means,
-            plan=self.state,
-            step=self.step,
-            memory=known.memory(self.strategy),
-            losses=self._losses.state(),
-            idle=self._idle,
-            history=self.history,
-        )
-        save(path, saved, self._identity())
-
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
-        return {
-            "schedule": repr((self.plan, self._client_rule)),
-            "strategy": type(self.strategy).__name__,
-            "seed": self.seed,
-            "arrays": {name: [str(self.layout.dtypes[name]), *shape] for name, shape in self.layout.shapes.items()},
-            "trained": list(self.layout.trained),
-        }
+    # --- a whole run -------------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -361,40 +213,37 @@ class FedHyper(Strategy):
         *,
         resume: bool = False,
     ) -> Result:
-        """Run up to round ``num_rounds``. ``resume``: from the checkpoint if there is one, to the same bits as a run
-        that never stopped; without it an existing checkpoint is refused, not overwritten."""
-        self._prepare(initial_arrays, train_config or ConfigRecord())
-        arrays = initial_arrays
+        """A new run up to round ``num_rounds``. ``resume``: from the checkpoint if there is one, to the same bits as a
+        run that never stopped; without it an existing checkpoint is refused, not overwritten."""
+        run = self._begin(initial_arrays, train_config or ConfigRecord())
+        history: list[RoundRecord] = []
         if self.checkpoint is not None and self.checkpoint.exists():
             if not resume:
                 raise UserError(f"checkpoint {self.checkpoint} exists; go on with start(resume=True), or delete it")
-            arrays = self._resume(self.checkpoint)
-        done = self._offset
-        result = super().start(
-            grid,
-            arrays,
-            max(num_rounds - done, 0),
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn and (lambda t, record: evaluate_fn(t + done, averaged(self._means, record))),
-        )
-        result.arrays = averaged(self._means, result.arrays or arrays)
-        for metrics in (
-            result.train_metrics_clientapp,
-            result.evaluate_metrics_clientapp,
-            result.evaluate_metrics_serverapp,
-        ):
-            shifted = {server_round + done: value for server_round, value in metrics.items()}
-            metrics.clear()
-            metrics.update(shifted)
-        return result
+            history = run.resume(self.checkpoint, {"seed": self.seed})
+            _log.info("fedhyper: going on after round %d from %s", run.offset, self.checkpoint)
+        local_lr = run.plan.init().local_lr if self.local_lr is None else self.local_lr
+        settings = {"rounds": num_rounds, "local_lr": local_lr, "global_lr": self.global_lr, "seed": self.seed}
+        known = {key: value for key, value in settings.items() if value is not None}
+        self._records.begin(described(self.schedule, self.strategy) | known, history, resume=resume)
 
-    def _resume(self, path: Path) -> ArrayRecord:
-        saved = load(path, self._identity(), like=self.plan.init())
-        self._offset, self._good, self.state, self.step = saved.server_round, saved.good, saved.plan, saved.step
-        self._idle, self.history, self._means = saved.idle, saved.history, saved.means
-        self._losses.restore(saved.losses)
-        known.remember(self.strategy, saved.memory)
-        _log.info("fedhyper: going on after round %d from %s", saved.server_round, path)
-        return saved.arrays
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            assert evaluate_fn is not None
+            metrics = evaluate_fn(server_round + run.offset, run.kept(arrays))
+            self._records.evaluated(server_round + run.offset, metrics)
+            return metrics
+
+        with self._records.under_way():
+            result = super().start(
+                grid,
+                run.record,
+                max(num_rounds - run.offset, 0),
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate if evaluate_fn else None,
+            )
+        result.arrays = run.kept(result.arrays or run.record)
+        self._records.end(result.arrays)
+        run.renumber(result)
+        return result

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
 from numpy.typing import NDArray
+
+from fedhyper.flower.wire import EXAMPLES
+from fedhyper.optimizers import Moments
 
 # They average first and then make a step of the average; all keep the step's memory in these attributes, which they
 # replace and never change in place.
@@ -39,8 +43,8 @@ def readable(strategy: Strategy) -> bool:
     return type(strategy) in (FedAdam, FedAdagrad, FedYogi) and strategy.beta_1 < 1  # type: ignore[attr-defined]
 
 
-def read_back(strategy: Any, before: dict[str, Any], name: str, out: NDArray[Any]) -> None:
-    """Write Δ = w − mean of the replies, for one array, to ``out``.
+def read_back(strategy: Any, before: dict[str, Any], name: str) -> NDArray[Any]:
+    """Δ = w − mean of the replies, for one array, in float32 or wider.
 
     Flower's Adam and its kin keep m_t = β m_t-1 + (1 − β)(−Δ), its momentum v_t = μ v_t-1 + Δ; ``before`` is what
     ``memory`` gave before the step. Averaging ten replies over again takes five times as long.
@@ -51,22 +55,42 @@ def read_back(strategy: Any, before: dict[str, Any], name: str, out: NDArray[Any
     else:
         key, keep, scale, place = "m_t", strategy.beta_1, strategy.beta_1 - 1, name
     new, old = getattr(strategy, key)[place], before.get(key)
+    dtype = np.result_type(np.float32, new)
     if old is None:
-        np.divide(new, scale, out=out)
+        out: NDArray[Any] = np.divide(new, scale, dtype=dtype)
     else:
-        np.multiply(old[place], -keep, out=out)
+        out = np.multiply(old[place], -keep, dtype=dtype)
         out += new
         out /= scale
+    return out
 
 
-def unitless(strategy: Strategy) -> bool:
-    """Whether its step has no unit: Adam and its kin move every weight by about ``eta``, whatever the clients sent."""
-    return isinstance(strategy, (FedAdam, FedAdagrad, FedYogi))
+@dataclass(frozen=True)
+class OwnStep:
+    """Stands for the inner strategy's own step in the server loop, which is given the result (``stepped``).
+
+    unitless  whether its steps have no unit: Adam and its kin move every weight by about ``eta``, whatever came in
+    """
+
+    unitless: bool
+
+    def init(self) -> Moments:
+        """Nothing: the inner strategy remembers what it needs."""
+        return Moments()
+
+    def update(self, state: Moments, delta: Any) -> tuple[Any, Moments]:
+        """Never asked for as long as there is a ``stepped``; without one, the aggregate."""
+        return delta, state
+
+
+def optimizer(strategy: Strategy) -> OwnStep | None:
+    """What makes a step of Δ in the server loop; None: the plan's own choice."""
+    return OwnStep(isinstance(strategy, (FedAdam, FedAdagrad, FedYogi))) if steps(strategy) else None
 
 
 def weight_key(strategy: Strategy) -> str:
     """The metric by which the strategy weighs replies."""
-    return strategy.weighted_by_key if isinstance(strategy, FedAvg) else "num-examples"
+    return strategy.weighted_by_key if isinstance(strategy, FedAvg) else EXAMPLES
 
 
 def memory(strategy: Strategy) -> dict[str, Any]:

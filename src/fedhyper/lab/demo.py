@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedhyper.lab.outputs import say_report
 from fedhyper.lab.config.model import Config, make_config
+from fedhyper.lab.outputs import say_report
 from fedhyper.lab.running.interrupt import AbandonRound, Signals
 from fedhyper.lab.running.progress import Record
 from fedhyper.lab.running.run import Run

@@ -32,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
         global_lr=float(config["global-lr"]),
         seed=int(config["seed"]),
         checkpoint=str(config["checkpoint"]) or None,
+        run_dir=str(config["run-dir"]) or None,
     )
     result = strategy.start(
         grid,

@@ -1,0 +1,46 @@
+"""Every name that goes over the wire between a Flower server and its clients, once.
+
+What begins with ``fedhyper.`` is ours: an inner strategy never sees it, and a client without our helpers ignores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from flwr.app import MessageType
+
+PREFIX = "fedhyper."
+
+# Server to client, in the train config
+LOCAL_LR = "local-lr"  # β_t, a finite number above 0
+SERVER_ROUND = "server-round"  # Flower's own: the round, from 1
+
+# Server to client, records of their own (FedHyper-CL)
+CLIENT = f"{PREFIX}client"  # ConfigRecord: the rule that clients run each step
+DELTA = f"{PREFIX}delta"  # ArrayRecord: Δ_t-1, for the rule's global term
+
+# Client to server, metrics of a train reply
+EXAMPLES = "num-examples"  # Flower's own: the reply's weight
+LOSS = f"{PREFIX}loss"  # of the first batch, at the weights that were sent
+SQ_NORM = f"{PREFIX}sq-norm"  # |Δ_m|²
+ROUND = f"{PREFIX}round"  # the round that is answered
+PARTITION = f"{PREFIX}partition"  # the partition that the node holds
+
+# The question which partition a node holds, and the answer
+ACTION = "fedhyper"
+QUESTION = f"{MessageType.QUERY}.{ACTION}"
+ANSWER = f"{PREFIX}node"  # ConfigRecord
+PARTITION_ID = "partition-id"  # Flower's own names in a node's config
+NUM_PARTITIONS = "num-partitions"
+
+# In a client's own context, between rounds
+KEPT = f"{PREFIX}weights"
+KEPT_ROUND = f"{PREFIX}round"
+
+Value = TypeVar("Value")
+
+
+def without_ours(named: Mapping[str, Value]) -> dict[str, Value]:
+    """The app's own records or metrics."""
+    return {key: value for key, value in named.items() if not key.startswith(PREFIX)}
