@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedhyper.arrays import is_number
+from fedhyper.automatic.ladder import Ladder
 from fedhyper.averages import Averaging
 from fedhyper.flower.layout import Arrays
 from fedhyper.optimizers import ServerOptimizer
@@ -96,6 +97,11 @@ class InCoordinates:
     def products_only(self) -> bool:
         """False: this one measures the vectors themselves."""
         return False
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """The plan's own."""
+        return self.plan.ladder
 
     @property
     def graft(self) -> float | None:
