@@ -107,7 +107,7 @@ class Server:
             ladder, tried = self.loop.plan.ladder, None
             if ladder is not None and rungs and train_loss is not None:
                 first = None if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
-                tried = ladder.weigh(rungs, list(map(float, train_loss)), first)
+                tried = ladder.weigh(rungs, list(map(float, train_loss)), first, self.state.plan.tries)
             report = _summed_up(list(update), loss, examples, tried)
         self.state, decision = self.loop.update(self.state, report)
         return decision
@@ -149,7 +149,7 @@ def _summed_up(
         raise ValueError(f"loss has {len(given)} numbers for {len(updates)} updates; give one for each client")
     near = range(len(updates)) if tried is None else sorted(tried.used)
     usable = [i for i in near if shares[i] > 0 and all_finite(updates[i])]
-    refused = len(updates) - len(usable)
+    refused = 0 if tried is not None else len(updates) - len(usable)  # rates tried out may well have been too high
     if not usable:
         return RoundReport(refused=refused)
     total = sum(shares[i] for i in usable)
@@ -158,7 +158,8 @@ def _summed_up(
         delta = plus(delta, shares[i] / total, updates[i])
     sq_norm = sum(shares[i] / total * float(inner(updates[i], updates[i])) for i in usable)
     votes = None if tried is None else tried.votes
-    return RoundReport(delta, tuple(given), sq_norm, refused=refused, votes=votes)
+    tries = () if tried is None else tried.tries
+    return RoundReport(delta, tuple(given), sq_norm, refused=refused, votes=votes, tries=tries)
 
 
 def _to_plain(value: Any) -> Any:
@@ -173,4 +174,7 @@ def _from_plain(value: Any, like: Any) -> Any:
             keys = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"a saved {type(like).__name__} has the keys {', '.join(like._fields)}, got {keys}")
         return type(like)(**{name: _from_plain(value[name], getattr(like, name)) for name in like._fields})
-    return tuple(_from_plain(a, b) for a, b in zip(value, like, strict=True)) if type(like) is tuple else value
+    if type(like) is not tuple:
+        return value
+    models = [*like, *[None] * (len(value) - len(like))]  # a plain tuple may grow
+    return tuple(_from_plain(item, model) for item, model in zip(value, models, strict=False))

@@ -5,7 +5,7 @@
     damaged  ℓ − recent > max(share · (first − recent), unit, width)
 
 ``first`` is the first round's ℓ, ``unit`` what the median client gained in the start, ``width`` that of the middle half
-of the clients' losses. Only differences are compared, so any loss will do, negative ones too. Half of the voices
+of the clients' losses when they were good last. Only differences are compared, so any loss will do, negative ones too. Half of the voices
 have to agree; nothing is remembered for more than ``voices`` rounds but ``first``.
 """
 
@@ -26,6 +26,7 @@ class DamageState(NamedTuple):
     first: float = math.nan
     heard: tuple[float, ...] = ()  # the last clients' losses
     recent: tuple[float, ...] = ()  # the last ℓ that were believed
+    width: float = 0.0  # of the middle half of what was heard when the weights were good last
     verdict: Literal["good", "fair", "damaged"] = "good"
 
 
@@ -61,15 +62,16 @@ class Damage:
         now = median_low(heard)
         first = state.first if math.isfinite(state.first) else now
         recent = median_low(state.recent) if state.recent else first
-        limit = max(self.share * (first - recent), unit, _middle_half(heard))
+        limit = max(self.share * (first - recent), unit, state.width)
         if state.recent and len(heard) >= self.voices and now - recent > limit:
             return state._replace(heard=(), verdict="damaged")
         verdict: Literal["good", "fair"] = "good" if now <= recent or not state.recent else "fair"
         believed = (*state.recent, now)[-self.voices :] if math.isfinite(now) else state.recent
-        return DamageState(first, heard, believed, verdict)
+        width = _middle_half(heard) if verdict == "good" else state.width
+        return DamageState(first, heard, believed, width, verdict)
 
 
 def _middle_half(values: Sequence[float]) -> float:
-    """The width of the middle half; infinite values count as the largest finite one."""
+    """The width of the middle half of the finite ones."""
     finite = sorted(value for value in values if math.isfinite(value))
     return finite[(3 * (len(finite) - 1)) // 4] - finite[(len(finite) - 1) // 4] if finite else 0.0

@@ -29,11 +29,16 @@ MOVE = (
 )
 
 
+Tries = tuple[tuple[int, float], ...]  # (rung, what was gained there, as a share of the loss)
+
+
 class Tried(NamedTuple):
-    """What came of a round in which every client tried one rate: whose updates to use, and (rung, gain) votes."""
+    """What came of a round in which every client tried one rate: whose updates to use, the votes as (rung, gain) in
+    units of the loss, and all tries so far."""
 
     used: frozenset[int]
     votes: tuple[tuple[int, float], ...]
+    tries: Tries
 
 
 @dataclass(frozen=True)
@@ -116,40 +121,49 @@ class Ladder:
         kept = [max(vote, middle - 1) for vote in ordered[lower : (n + 1) // 2]]
         return self.rate(sum(kept) / len(kept))
 
+    @property
+    def window(self) -> range:
+        """The rungs that are spread over clients that try one each: 1e-5 to 10."""
+        return range(self.rung(1e-5), self.rung(10.0) + 1)
+
     def spread(self, clients: int, round_: int = 0) -> list[int]:
-        """A rung for each client, where clients try one each and report a training loss: 1e-5 to 10, low to high.
+        """A rung for each client, where clients try one each and report a training loss, low to high.
 
         With fewer clients than rungs they are interleaved over the rounds, so that in a few rounds all were tried.
         """
-        low, high = self.rung(1e-5), self.rung(10.0)
-        rungs = list(range(low, high + 1))
+        rungs = list(self.window)
         rounds = max(1, math.ceil(len(rungs) / clients))
         mine = rungs[round_ % rounds :: rounds]
         return [mine[i % len(mine)] for i in range(clients)]
 
-    def weigh(self, rungs: Sequence[int], means: Sequence[float], firsts: Sequence[float] | None = None) -> Tried:
+    def weigh(
+        self,
+        rungs: Sequence[int],
+        means: Sequence[float],
+        firsts: Sequence[float] | None = None,
+        earlier: Tries = (),
+    ) -> Tried:
         """What came of a round in which client i tried ``rungs[i]`` once and reports its mean training loss.
 
         ``firsts``: their losses before they trained. Without them the lowest rung's loss stands for all: it hardly
-        moved. A rung's gain is the median of its clients', clipped to ±1 and averaged with its neighbours' unless it is
-        bad itself; everyone votes for the best one, and the updates from there down to two rungs below are used.
+        moved. A rung's gain is the median of its tries, ``earlier`` rounds' included, clipped to ±1 and averaged with
+        its neighbours' unless it is bad itself. Everyone votes for the best; updates from two rungs below it are used.
         """
         reference = median_low([mean for rung, mean in zip(rungs, means, strict=True) if rung == min(rungs)])
         before = [reference] * len(rungs) if firsts is None else firsts
         gained = [_finite(a - b) for a, b in zip(before, means, strict=True)]
-        found: dict[int, list[float]] = {}
-        for rung, first, gain in zip(rungs, before, gained, strict=True):
-            found.setdefault(rung, []).append(min(max(gain / abs(first) if first else gain, -1.0), 1.0))
-        order = sorted(found)
-        own = [median_low(found[rung]) for rung in order]
-        near = [own[max(0, i - 1) : i + 2] for i in range(len(own))]
-        smooth = [one if one < -0.5 else sum(some) / len(some) for one, some in zip(own, near, strict=True)]
+        shares = [min(max(gain / abs(a) if a else gain, -1.0), 1.0) for a, gain in zip(before, gained, strict=True)]
+        tries = (*earlier, *zip(rungs, shares, strict=True))
+        order = sorted({rung for rung, _ in tries})
+        own = [median_low([share for one, share in tries if one == rung]) for rung in order]
+        padded = [own[0], *own, own[-1]]
+        smooth = [one if one < -0.5 else sum(padded[i : i + 3]) / 3 for i, one in enumerate(own)]
         if max(own) <= 0:  # no rung gained anything: nobody votes, and the lowest, which did least, is used
-            return Tried(frozenset(i for i, rung in enumerate(rungs) if rung == order[0]), ())
+            return Tried(frozenset(i for i, rung in enumerate(rungs) if rung == order[0]), (), tries)
         best = order[smooth.index(max(smooth))]
         used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best)
-        gain = max(median_low([gained[i] for i in used]), 0.0)
-        return Tried(used, ((best, gain),) * len(rungs))
+        gain = max(median_low([gained[i] for i in used]), 0.0) if used else 0.0
+        return Tried(used, ((best, gain),) * len(rungs), tries)
 
 
 def _finite(gain: float) -> float:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedhyper.automatic.ladder import Ladder
+from fedhyper.automatic.ladder import Ladder, Tried
 from fedhyper.flower import wrapped
 from fedhyper.flower.layout import Arrays, Layout, Opened, mean, views
 from fedhyper.flower.losses import TRAIN_LOSS, Losses, first_number, reported, sq_distances
@@ -91,7 +91,7 @@ class Aggregator:
         errors = [message for message in messages if message.has_error()]
         believed, rejected = sift((message for message in messages if not message.has_error()), expected)
         believed = roster.in_order(believed)
-        believed, votes = self._near_the_best(believed, expected.rungs)
+        believed, tried = self._near_the_best(believed, expected)
         nothing = Aggregate(RoundReport(refused=len(rejected)), believed, rejected, wrapped.memory(self.strategy))
         if not believed:
             return nothing
@@ -132,7 +132,8 @@ class Aggregator:
             sq_norm=sq_norm,
             statistics=statistics or None,
             refused=len(rejected),
-            votes=votes,
+            votes=None if tried is None else tried.votes,
+            tries=() if tried is None else tried.tries,
             aggregate=None if steps else trained,
             stepped=trained if steps else None,
         )
@@ -144,13 +145,12 @@ class Aggregator:
             train_loss=fmean(losses) if train_loss is None and losses else train_loss,
         )
 
-    def _near_the_best(
-        self, believed: list[NodeReply], rungs: Mapping[int, int]
-    ) -> tuple[list[NodeReply], tuple[tuple[int, float], ...] | None]:
+    def _near_the_best(self, believed: list[NodeReply], expected: Expected) -> tuple[list[NodeReply], Tried | None]:
         """While clients try rates out: the replies whose rate was about the best, and the votes for it.
 
         Without a training loss nobody can tell: then those that were sent the lowest rate are used, and nobody votes.
         """
+        rungs = expected.rungs
         asked = [reply for reply in believed if reply.node in rungs]
         if self.ladder is None or not asked:
             return believed, None
@@ -164,8 +164,9 @@ class Aggregator:
             [rungs[reply.node] for reply, _ in known],
             [value for _, value in known],
             None if None in firsts else firsts,  # type: ignore[arg-type]
+            expected.tries,
         )
-        return [reply for i, (reply, _) in enumerate(known) if i in tried.used], tried.votes
+        return [reply for i, (reply, _) in enumerate(known) if i in tried.used], tried
 
     def _sq_norm(self, before: Arrays, believed: list[NodeReply]) -> float | None:
         """Σ p_m |Δ_m|², which auto and FedExP read; None where clients report it, or replies are masked."""

@@ -178,8 +178,8 @@ class FedHyper(Strategy):
         self._records.answered(messages)
         server_round += run.offset
         layout, key = None if self.aggregate_only else run.layout, wrapped.weight_key(self.strategy)
-        expected = Expected(server_round, layout, self._asked, key, self.weight_cap, rungs=self._rungs)
-        before = run.state
+        before, cap, tries = run.state, self.weight_cap, run.state.plan.tries
+        expected = Expected(server_round, layout, self._asked, key, cap, rungs=self._rungs, tries=tries)
         made = run.aggregator(server_round, Opened(run.record, before.now.weights), messages, expected, self._roster)
         decision = run.decide(made)
         self.rejected = made.rejected
