@@ -203,9 +203,8 @@ def test_losses_that_say_damage_bring_back_the_last_good_weights_and_statistics(
     train = simulation.engine.train
     simulation.engine.train = lambda *a: (r._replace(first_loss=1e3) for r in train(*a))  # type: ignore[method-assign]
     assert not simulation.run_round()["rollback"]
-    assert not simulation.run_round()["rollback"]
     before = simulation.server_state
-    assert simulation.run_round()["rollback"]  # four clients a round, some of them the same: now most have met it
+    assert simulation.run_round()["rollback"]  # four clients a round: by now most of the last ten have met it
     after = simulation.server_state
     assert torch.equal(after.now.weights, before.good.weights)
     assert torch.equal(after.now.statistics, before.good.statistics)

@@ -4,9 +4,9 @@
     recent   median of the last ``voices`` ℓ that were believed
     damaged  ℓ − recent > max(share · (first − recent), unit, width)
 
-``first`` is the first round's ℓ, ``unit`` what the median client gained in the start, ``width`` that of the middle half
-of the clients' losses when they were good last. Only differences are compared, so any loss will do, negative ones too. Half of the voices
-have to agree; nothing is remembered for more than ``voices`` rounds but ``first``.
+``first`` is the first round's ℓ, ``unit`` what the median client gained in the start, ``width`` how far clients
+differed in the round before. Only differences are compared, so any loss will do, negative ones too. Half of the voices have to
+agree; nothing is remembered for more than ``voices`` rounds but ``first``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DamageState(NamedTuple):
     first: float = math.nan
     heard: tuple[float, ...] = ()  # the last clients' losses
     recent: tuple[float, ...] = ()  # the last ℓ that were believed
-    width: float = 0.0  # of the middle half of what was heard when the weights were good last
+    width: float = 0.0  # how far clients differed when they were believed last
     verdict: Literal["good", "fair", "damaged"] = "good"
 
 
@@ -67,11 +67,10 @@ class Damage:
             return state._replace(heard=(), verdict="damaged")
         verdict: Literal["good", "fair"] = "good" if now <= recent or not state.recent else "fair"
         believed = (*state.recent, now)[-self.voices :] if math.isfinite(now) else state.recent
-        width = _middle_half(heard) if verdict == "good" else state.width
-        return DamageState(first, heard, believed, width, verdict)
+        return DamageState(first, heard, believed, _width(heard), verdict)
 
 
-def _middle_half(values: Sequence[float]) -> float:
-    """The width of the middle half of the finite ones."""
+def _width(values: Sequence[float]) -> float:
+    """How far clients differ: twice the way from the lower quartile to the median. What lies above does not widen it."""
     finite = sorted(value for value in values if math.isfinite(value))
-    return finite[(3 * (len(finite) - 1)) // 4] - finite[(len(finite) - 1) // 4] if finite else 0.0
+    return 2 * (finite[(len(finite) - 1) // 2] - finite[(len(finite) - 1) // 4]) if finite else 0.0
