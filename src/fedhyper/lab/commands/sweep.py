@@ -27,7 +27,7 @@ def sweep(
 
     fedhyper sweep experiments/fmnist.toml local_lr=0.001,0.01,0.1 seed=0..2 method=fedavg,fedhyper
     """
-    from fedhyper.lab.config.model import read_toml
+    from fedhyper.lab.config.toml import read_toml
     from fedhyper.lab.plugins import check_imports, import_modules
     from fedhyper.lab.sweep.display import make_sweep_display
     from fedhyper.lab.sweep.grid import make_cells, parse_axes

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import fedhyper
 from fedhyper.errors import CheckpointRefused, TrainingStopped, UserError
-from fedhyper.lab.config.model import Config, config_hash, differences
+from fedhyper.lab.config.identity import config_hash, differences
+from fedhyper.lab.config.model import Config
 from fedhyper.lab.running.build import environment, library_version, make_simulation
 from fedhyper.lab.running.directory import RunDirectory
 from fedhyper.lab.running.interrupt import AbandonRound, Interrupted, Signals
