@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedhyper.baselines import Constant, Decay, FedExP
+from fedhyper.client.constants import DeltaConstants, PolyakConstants, ProximalConstants
 from fedhyper.optimizers import Adagrad, Adam, Momentum, Yogi
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
 from fedhyper.settings import Setting, check_settings, setting, settings_of
-from fedhyper.sim.local.constants import DeltaConstants, PolyakConstants, ProximalConstants
 
 RULES = [
     *(FedHyperG, FedHyperSL, FedHyperCL, Constant, Decay, FedExP, Momentum, Adagrad, Adam, Yogi),

@@ -14,7 +14,7 @@ _BRANCHES = frozenset({"bool", "int", "float", "str"})
 
 
 def explain(error: ValidationError, source: str, overridden: Iterable[str], keys: list[str]) -> str:
-    """The first error, and how many more. ``keys``: what a config has; ``overridden``: what the command line changed."""
+    """The first error, and how many more. ``keys`` are what a config has; the command line changed ``overridden``."""
     first, *more = error.errors()
     key = ".".join(_place(first))
     where = "command line" if key in set(overridden) else source
