@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedhyper.averages import LastRounds
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.client.constants import DeltaConstants, PolyakConstants, ProximalConstants
 from fedhyper.optimizers import Adagrad, Adam, Momentum, Yogi
@@ -16,7 +17,7 @@ from fedhyper.settings import Setting, check_settings, setting, settings_of
 
 RULES = [
     *(FedHyperG, FedHyperSL, FedHyperCL, Constant, Decay, FedExP, Momentum, Adagrad, Adam, Yogi),
-    *(DeltaConstants, PolyakConstants, ProximalConstants),
+    *(DeltaConstants, PolyakConstants, ProximalConstants, LastRounds),
 ]
 
 

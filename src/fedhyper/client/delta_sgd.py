@@ -27,8 +27,12 @@ def delta_sgd_rate(
 ) -> tuple[Array, Array]:
     """Δ-SGD: ``min(γ · moved / (2 · turned), √(1 + δθ) · lr)`` and the new θ = rate / lr; for numbers or arrays.
 
-    moved = |x_k − x_k-1| (= lr · |g_k-1| after a plain step), turned = |g_k − g_k-1|. Without movement, or with
-    anything not finite, nothing is learned and both stay as they are.
+    lr      η_k-1, the rate of the step before, above 0
+    theta   θ_k-1, how much that rate had grown; 1 at the first step
+    moved   |x_k − x_k-1|, which is lr · |g_k-1| after a plain step
+    turned  |g_k − g_k-1|
+
+    Without movement, or with anything not finite, nothing is learned and both stay as they are.
     """
     most = lr * elementwise("sqrt", 1 + delta * theta)
     steeper = gamma * moved < 2 * turned * most  # compared before dividing: turned may be 0
@@ -42,8 +46,7 @@ class DeltaSGD(Remembering):
 
         η_k = min(γ |x_k − x_k-1| / (2 |g_k − g_k-1|), √(1 + δ θ_k-1) η_k-1),    θ_k = η_k / η_k-1
 
-    gamma   γ > 0, how far to trust the smoothness        delta   δ ≥ 0, how fast the rate may grow
-    eta0    the rate of the first step
+    params  the parameters, or groups of them, as torch.optim takes them
 
     This is the paper's pseudocode: g_k and g_k-1 are the gradients as they come, each from its own batch. The
     authors' code runs a second backward at x_k-1 on the newest batch, at twice the cost.

@@ -33,8 +33,14 @@ def hyper_rate(
 ) -> tuple[float, float]:
     """FedHyper-CL on vectors in pieces, with the fast inner product: the rate to step with, and the hypergradient.
 
-    ``before`` is None at step 0, ``delta`` in the first round. A hypergradient that is not finite was ignored.
-    ``products`` gives ``[<a, b>, <a, c>, ...]`` of ``(a, b, c, ...)``.
+    rule      the settings, ``fedhyper.FedHyperCL``
+    lr        the rate of the step before, above 0
+    grad      g_k, a tensor for each parameter
+    before    g_k-1 in the same form; None at step 0, where the rate stays
+    delta     Δ_t-1 in the same form; None in the first round
+    products  gives ``[<a, b>, <a, c>, ...]`` of ``(a, b, c, ...)``; default: the same bits for any number of threads
+
+    A hypergradient that is not finite was ignored.
     """
     if before is None:
         return lr, 0.0 * inner(grad, grad)  # 0, or NaN: not a gradient to remember
@@ -52,15 +58,19 @@ class HyperSGD(Remembering):
 
         β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K),    w ← w − β_k g_k
 
-    lr            the rate the server sent: step 0 uses exactly this one (moved into the bounds if outside)
+    params        the parameters, or groups of them, as torch.optim takes them
+    lr            the rate the server sent, above 0: step 0 uses exactly this one (moved into the bounds if outside)
+    local_steps   K ≥ 1, this client's steps in this round; raising it gives Δ_t-1 less say in each step
     delta         Δ_t-1, the last global step (before − after): a flat tensor in the order of the parameters, a
                   sequence like the parameters, or None
-    initial_lr    what the relative bound is around, if the server has moved ``lr`` since; default ``lr``
-    momentum, weight_decay   as in torch.optim.SGD. With weight decay g stands for g + λw, the gradient of the
-                  penalised loss; momentum does not enter the hypergradient
+    initial_lr    what the relative bound is around, if the server has moved ``lr`` since; None: ``lr``
+    momentum      at least 0, as in torch.optim.SGD: share of the last step in the next one; raising it smooths the
+                  steps. It does not enter the hypergradient
+    weight_decay  λ ≥ 0, as in torch.optim.SGD; raising it keeps weights smaller. g then stands for g + λw, the gradient
+                  of the penalised loss
     per_group     one rate for each parameter group, each from its own inner products; else one for the whole model
-    the others    as ``fedhyper.FedHyperCL``, which checks them
 
+    The other settings are those of ``fedhyper.FedHyperCL``, which checks them.
     Each group also has "last_hypergrad" (NaN: ignored). A parameter without gradient counts as a gradient of zero.
     """
 

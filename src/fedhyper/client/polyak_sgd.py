@@ -19,6 +19,10 @@ def polyak_rate(
 ) -> Array:
     """FedSPS: ``min((loss − floor) / (c · sq_norm), lr)`` with sq_norm = |g|², for numbers or arrays of them.
 
+    loss     F(x_k), of the batch
+    sq_norm  |g_k|², of its gradient
+    lr       the highest rate allowed, above 0; raising it allows longer steps
+
     0 where the loss is below ``floor``, and where either is not finite: there is no step to believe in.
     """
     gap = loss - floor
@@ -30,8 +34,8 @@ def polyak_rate(
 class PolyakSGD(Remembering):
     """FedSPS (Mukherjee et al., 2023): the stochastic Polyak step, ``η = min((F − F*) / (c |g|²), lr)``.
 
-    lr      the longest rate allowed; ``param_groups[i]["lr"]`` is the one used last, "max_lr" this one
-    c       > 0, divides the step          floor   F*, a lower bound of the batch loss: 0 for cross-entropy
+    params  the parameters, or groups of them, as torch.optim takes them
+    lr      the highest rate allowed, above 0; ``param_groups[i]["lr"]`` is the one used last, "max_lr" this one
 
     The loss comes with ``step(closure)`` or ``step(loss=loss.item())``.
     """
