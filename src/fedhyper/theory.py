@@ -29,7 +29,7 @@ def theorem1(
         P = (γ_β⁴ σ² + 1) γ_α                                                                               (Eq. 22)
         Q = M σ² ([(k−1)γ_β⁴ + 1]² − γ_β⁻²) + M ρ² ([(k−1)γ_β² + 1]² − γ_β⁻² [(k−1)γ_β⁻² + 1])              (Eq. 23)
 
-    in units of |∇F|². The appendix writes bounds for |a|₂ where it means |a|₂², a's entries being at most γ_β². So read,
+    in units of |∇F|². The appendix writes bounds for |a|₂ and means |a|₂², a's entries being at most γ_β². Read so,
     the formulas are right as printed, and so computed; Eq. 23 squares a bound once more than needed and is looser.
 
     global_bound   γ_α ≥ 1, a factor; raising it raises P
