@@ -34,6 +34,7 @@ DEFINITION = re.compile(r"(?P<names>\w+(?:, \w+)*)\s{2,}(?P<text>\S.*)")
 
 # Arguments that are settings of another class, which has their ranges.
 SETTINGS_OF: dict[Any, type] = {
+    fedhyper.auto: fedhyper.Auto,
     fedhyper.client.HyperSGD: fedhyper.FedHyperCL,
     fedhyper.client.DeltaSGD: DeltaConstants,
     fedhyper.client.delta_sgd_rate: DeltaConstants,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, cast
 
@@ -50,6 +50,7 @@ class Expected:
     weight_key: str
     weight_cap: float | None = None
     finite: bool = True  # look at every number
+    rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
 
 
 def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[NodeReply], list[Refusal]]:

@@ -17,6 +17,7 @@ from fedhyper.arrays import cosine, inner
 from fedhyper.client.vectors import FlatModel
 from fedhyper.loop import LoopState, ServerLoop
 from fedhyper.sim.aggregate import Aggregate, capped
+from fedhyper.sim.climbing import climb
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent, gather, make_engine, scatter
@@ -140,13 +141,17 @@ class Simulation:
         local_lr = state.loop.local_lr if math.isnan(state.carried_lr) else state.carried_lr
         delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
         sent = Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)
-        replies = self.engine.train(self._client_tasks(state.loop.round), sent)
+        tasks, votes = self._client_tasks(state.loop.round), None
+        if state.loop.climbs and plan.ladder is not None:
+            replies, votes = climb(self.engine, tasks, sent, plan.ladder)
+        else:
+            replies = self.engine.train(tasks, sent)
 
         # each takes K local steps and returns Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
         total = Aggregate(now.weights, plan.requires, self.weighting)
         for reply in capped(replies, self.norm_cap) if self.norm_cap else replies:
             total.add(reply)
-        report, trained = total.report(), time.perf_counter()
+        report, trained = total.report(votes), time.perf_counter()
 
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
         loop, decision = self.loop.update(state.loop, report)
