@@ -73,17 +73,28 @@ class Decision(NamedTuple):
 
 
 class LoopState(NamedTuple):
-    """Everything that changes from round to round."""
+    """Everything that changes from round to round.
 
-    round: int  # rounds done
-    now: Model  # to send next
-    good: Model  # where a rollback returns to
-    mean: Model  # to evaluate and to keep
-    averaged: int  # rounds in the mean
+    round     rounds done
+    now       to send next
+    good      where a rollback returns to
+    mean      to evaluate and to keep
+    averaged  rounds in the mean
+    plan      the rates, the verdict and the plan's memory
+    moments   the server optimizer's memory
+    before    what the next Δ is compared with: the last one, or the last step; 0: nothing yet, or not any more
+    idle      rounds in a row without a usable update
+    """
+
+    round: int
+    now: Model
+    good: Model
+    mean: Model
+    averaged: int
     plan: PlanState
-    moments: Moments  # the optimizer's memory
-    before: Array  # what the next Δ is compared with: the last one, or the last step; 0: nothing yet, or not any more
-    idle: int  # rounds in a row without a usable update
+    moments: Moments
+    before: Array
+    idle: int
 
     @property
     def local_lr(self) -> float:

@@ -42,8 +42,11 @@ class Seen(NamedTuple):
 class PlanState(NamedTuple):
     """The two rates, a verdict on the weights that the clients were sent, and what the plan remembers.
 
+    global_lr  α_t above 0, which this round's step is multiplied with
+    local_lr   β_t+1 above 0, for the clients' next round
     verdict    "good": they can be returned to; "fair": there were better ones; "damaged": go back
     hypergrad  what moved the rates; NaN: it could not be used
+    memory     the plan's own, made of numbers, arrays, tuples and NamedTuples, so that it can be saved
     climbs     whether the clients of the next round are to try rates out (``automatic.ladder``)
     tries      what was tried so far, one rate a client
     """

@@ -41,6 +41,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 class FedHyper(Strategy):
     """Wrap ``strategy`` so that the learning rates set themselves. After a round ``history`` has its record.
 
+    strategy        any Flower strategy: it samples, configures and aggregates as ever
     schedule        "auto" (no rate to choose), "g", "sl", "cl", "g+sl", "g+cl", "constant"; rule objects; or a plan
     local_lr        the clients' initial rate, above 0; None: the train config's ``lr_key``, or 0.01. Higher: longer
                     local steps. auto starts at 0.001 or lower whatever this says, and finds its own

@@ -56,9 +56,24 @@ class RunState(NamedTuple):
 class Simulation:
     """A federated run on one machine. ``run_round()`` until you have enough; the same settings give the same bits.
 
-    ``model`` gives the architecture and w_0. ``engine="sequential"`` is the slow twin of ``"fast"``, the default; an
-    ``Engine`` of one's own trains clients elsewhere, as Flower's nodes do. ``workers`` is the number of threads that
-    train clients and never changes a result.
+    task               the data: what to learn
+    partition          who holds which examples
+    model              the architecture and w_0
+    method             what decides the rates, what the server makes of an aggregate, what clients run
+    clients_per_round  M, from 1 to the number of clients; raising it makes the aggregate less noisy and a round longer
+    local_epochs       a client's passes over its data in a round, at least 1; raising it sends clients further apart
+    batch_size         examples a step, at least 1; raising it makes gradients less noisy and steps fewer
+    seed               where all randomness comes from: who is sampled, and the order of the batches
+    local_steps        steps a client makes in a round, instead of epochs; 0: as many as the epochs have
+    weighting          a client's weight in the mean: its examples, or all alike
+    sampling           who is chosen: all alike, or by the data held
+    carry              CL: a round starts from the mean of the clients' last rates, not from the method's local rate
+    norm_cap           longest update, in medians of the round; raising it cuts less, 0 cuts nothing
+    engine             "sequential" is the slow twin of "fast"; an ``Engine`` of one's own trains clients elsewhere, as
+                       Flower's nodes do
+    workers            threads that train clients, at least 1; never changes a result
+    device             where clients train: cpu, cuda, cuda:1
+    dtype              of the clients' weights and gradients; the server's stay float32
     """
 
     def __init__(
