@@ -78,8 +78,8 @@ class Server:
         ladder = self.loop.plan.ladder
         if not self.state.climbs or ladder is None:
             return [self.local_lr] * clients
-        self._rungs = ladder.spread(clients, self.round)
-        return [ladder.rate(rung) for rung in self._rungs]
+        self._rungs = ladder.spread(clients, self.state.averaged, self.local_lr)
+        return [ladder.rate(rung) for rung in self._rungs] or [self.local_lr] * clients
 
     def step(
         self,
