@@ -121,7 +121,7 @@ def quadratic_app(*, answers: bool = True, loss: bool = True, examples: Callable
         lr = float(message.content["config"]["local-lr"])
         rng = np.random.default_rng(100 + partition)
         named = numbers(message.content["arrays"])
-        first = 0.0
+        losses = np.zeros(5)  # before each step
         for name, value in named.items():
             centre = rng.standard_normal(value.shape).astype(np.float32) + 2
             if name == "bn.num_batches_tracked":
@@ -129,11 +129,12 @@ def quadratic_app(*, answers: bool = True, loss: bool = True, examples: Callable
             elif name == "bn.running_mean":
                 named[name] = np.full_like(value, partition)
             else:
-                first += float(((value - centre) ** 2).sum()) / 2
-                for _ in range(5):
+                for step in range(5):
+                    losses[step] += float(((value - centre) ** 2).sum()) / 2
                     value = value - np.float32(lr) * (value - centre)
                 named[name] = value
-        metrics: dict[str, Any] = {"num-examples": examples(partition), "train_loss": first}
+        first, mean = float(losses[0]), float(losses.mean())
+        metrics: dict[str, Any] = {"num-examples": examples(partition), "train_loss": mean}
         if loss:
             metrics["fedhyper.loss"] = first
             metrics["fedhyper.round"] = message.content["config"]["server-round"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fedhyper.arrays import Array
-from fedhyper.automatic.ladder import Ladder, Tries
+from fedhyper.automatic.ladder import Ladder
 from fedhyper.averages import Averaging, Newest
 from fedhyper.baselines import Constant
 from fedhyper.optimizers import Average, ServerOptimizer
@@ -28,7 +28,6 @@ class Seen(NamedTuple):
     losses   the clients' losses at the weights they were sent, or their mean alone; empty: nobody reports one
     sq_norm  Σ p_m |Δ_m|²
     votes    (rung, what was gained) of each client that tried rates out; None: none could
-    tries    where clients try one rate each: all tries so far, from which they voted (``Ladder.weigh``)
     """
 
     delta: Array
@@ -36,7 +35,6 @@ class Seen(NamedTuple):
     losses: tuple[float, ...] = ()
     sq_norm: float = math.nan
     votes: tuple[tuple[int, float], ...] | None = None
-    tries: Tries = ()
 
 
 class PlanState(NamedTuple):
@@ -48,7 +46,6 @@ class PlanState(NamedTuple):
     hypergrad  what moved the rates; NaN: it could not be used
     memory     the plan's own, made of numbers, arrays, tuples and NamedTuples, so that it can be saved
     climbs     whether the clients of the next round are to try rates out (``automatic.ladder``)
-    tries      what was tried so far, one rate a client
     """
 
     global_lr: float
@@ -57,7 +54,6 @@ class PlanState(NamedTuple):
     hypergrad: float
     memory: Any
     climbs: bool = False
-    tries: Tries = ()
 
 
 class Plan(Protocol):

@@ -78,8 +78,8 @@ class Server:
         ladder = self.loop.plan.ladder
         if not self.state.climbs or ladder is None:
             return [self.local_lr] * clients
-        self._rungs = ladder.spread(clients, self.round)
-        return [ladder.rate(rung) for rung in self._rungs]
+        self._rungs = ladder.spread(clients, self.state.averaged, self.local_lr)
+        return [ladder.rate(rung) for rung in self._rungs] or [self.local_lr] * clients
 
     def step(
         self,
@@ -107,7 +107,7 @@ class Server:
             ladder, tried = self.loop.plan.ladder, None
             if ladder is not None and rungs and train_loss is not None:
                 first = None if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
-                tried = ladder.weigh(rungs, list(map(float, train_loss)), first, self.state.plan.tries)
+                tried = ladder.weigh(rungs, list(map(float, train_loss)), first)
             report = _summed_up(list(update), loss, examples, tried)
         self.state, decision = self.loop.update(self.state, report)
         return decision
@@ -158,8 +158,7 @@ def _summed_up(
         delta = plus(delta, shares[i] / total, updates[i])
     sq_norm = sum(shares[i] / total * float(inner(updates[i], updates[i])) for i in usable)
     votes = None if tried is None else tried.votes
-    tries = () if tried is None else tried.tries
-    return RoundReport(delta, tuple(given), sq_norm, refused=refused, votes=votes, tries=tries)
+    return RoundReport(delta, tuple(given), sq_norm, refused=refused, votes=votes)
 
 
 def _to_plain(value: Any) -> Any:

@@ -99,13 +99,11 @@ class Auto:
         votes, gains, base = old.votes, old.gains, old.base
         if old.phase == "start" and seen.votes is not None:
             usable = [(rung, gain) for rung, gain in seen.votes if LOWEST <= rung <= HIGHEST]
-            # tries of one rate each are pooled before anyone votes: the newest votes say it all
-            votes = (*(() if seen.tries else votes), *(rung for rung, _ in usable))
+            votes = (*votes, *(rung for rung, _ in usable))
             gains = (*gains, *(gain for _, gain in usable if 0 <= gain < math.inf))
             base = ladder.settle(votes) if votes else base
         # enough have voted, or nobody ever will: a host that shows no votes is not waited for
-        heard, enough = (len(seen.tries), len(ladder.window)) if seen.tries else (len(votes), self.voices)
-        starting = old.phase == "start" and seen.votes is not None and heard < enough and old.t < enough
+        starting = old.phase == "start" and seen.votes is not None and len(votes) < self.voices and old.t < self.voices
         phase: Literal["start", "follow"] = "start" if starting else "follow"
 
         damage = Damage(self.share, self.voices).update(old.damage, seen.losses, median_low(gains) if gains else 0.0)
@@ -115,8 +113,7 @@ class Auto:
         c = Follow(self.ratio, self.gain, self.wait).update(old.c, h, old.t)
         healed = max(0.0, old.cuts - 1 / (self.voices * old.times)) if old.times else 0.0
         memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, damage)
-        tries = seen.tries if starting else ()
-        return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting, tries=tries)
+        return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting)
 
     def nonsense(self, state: PlanState) -> PlanState:
         """Every reply was refused: clients diverge. As damage, and they climb no more."""

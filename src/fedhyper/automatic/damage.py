@@ -5,8 +5,8 @@
     damaged  ℓ − recent > max(share · (first − recent), unit, width)
 
 ``first`` is the first round's ℓ, ``unit`` what the median client gained in the start, ``width`` how far clients
-differed in the round before. Only differences are compared, so any loss will do, negative ones too. Half of the voices have to
-agree; nothing is remembered for more than ``voices`` rounds but ``first``.
+differed in the round before. Only differences are compared, so any loss will do, negative ones too. Half of the voices
+have to agree; nothing is remembered for more than ``voices`` rounds but ``first``.
 """
 
 from __future__ import annotations
@@ -71,6 +71,6 @@ class Damage:
 
 
 def _width(values: Sequence[float]) -> float:
-    """How far clients differ: twice the way from the lower quartile to the median. What lies above does not widen it."""
+    """How far clients differ: twice the way from the lower quartile to the median; what lies above adds nothing."""
     finite = sorted(value for value in values if math.isfinite(value))
     return 2 * (finite[(len(finite) - 1) // 2] - finite[(len(finite) - 1) // 4]) if finite else 0.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import median, median_low
 from typing import NamedTuple, TypeVar
 
 from fedhyper.settings import check_settings, setting
@@ -29,16 +29,11 @@ MOVE = (
 )
 
 
-Tries = tuple[tuple[int, float], ...]  # (rung, what was gained there, as a share of the loss)
-
-
 class Tried(NamedTuple):
-    """What came of a round in which every client tried one rate: whose updates to use, the votes as (rung, gain) in
-    units of the loss, and all tries so far."""
+    """What came of a round in which every client tried one rate: whose updates to use, and (rung, gain) votes."""
 
     used: frozenset[int]
     votes: tuple[tuple[int, float], ...]
-    tries: Tries
 
 
 @dataclass(frozen=True)
@@ -121,49 +116,54 @@ class Ladder:
         kept = [max(vote, middle - 1) for vote in ordered[lower : (n + 1) // 2]]
         return self.rate(sum(kept) / len(kept))
 
-    @property
-    def window(self) -> range:
-        """The rungs that are spread over clients that try one each: 1e-5 to 10."""
-        return range(self.rung(1e-5), self.rung(10.0) + 1)
+    def spread(self, clients: int, round_: int, rate: float) -> list[int]:
+        """A rung for each client, where clients try one each and report a training loss; none for fewer than three.
 
-    def spread(self, clients: int, round_: int = 0) -> list[int]:
-        """A rung for each client, where clients try one each and report a training loss, low to high.
-
-        With fewer clients than rungs they are interleaved over the rounds, so that in a few rounds all were tried.
+        The first round spans 1e-5 to 10; each one after it halves the distance, around ``rate``, to which the votes so
+        far led. (Interleaving the grid over the rounds instead ends two rungs too low with three clients a round.)
         """
-        rungs = list(self.window)
-        rounds = max(1, math.ceil(len(rungs) / clients))
-        mine = rungs[round_ % rounds :: rounds]
-        return [mine[i % len(mine)] for i in range(clients)]
+        if clients < 3:
+            return []
+        low, high = self.rung(1e-5), self.rung(10.0)
+        apart = max(1, math.ceil((high - low) / (clients - 1)))
+        rungs = list(range(low, high + 1, apart))
+        if round_:
+            apart = max(1, math.ceil(apart / 2**round_))
+            least = self.rung(rate * self.ratio**0.5) - min(clients, len(rungs)) // 2 * apart
+            rungs = [least + i * apart for i in range(min(clients, len(rungs)))]
+        return [min(max(rungs[i % len(rungs)], LOWEST), HIGHEST) for i in range(clients)]
 
     def weigh(
         self,
         rungs: Sequence[int],
         means: Sequence[float],
         firsts: Sequence[float] | None = None,
-        earlier: Tries = (),
     ) -> Tried:
         """What came of a round in which client i tried ``rungs[i]`` once and reports its mean training loss.
 
-        ``firsts``: their losses before they trained. Without them the lowest rung's loss stands for all: it hardly
-        moved. A rung's gain is the median of its tries, ``earlier`` rounds' included, clipped to ±1 and averaged with
-        its neighbours' unless it is bad itself. Everyone votes for the best; updates from two rungs below it are used.
+        ``firsts``: their losses before they trained. Without them the median over the lower half of the rungs stands
+        for all: they hardly moved. A rung's gain is the median of its clients', in units of the second best rung's (one
+        liar cannot set it), clipped to ±1, and it counts with that of the rung below: a peak that nothing leads up to
+        is an odd client's. Averaging with both neighbours stays below a cliff by as much as rungs are apart. Everyone
+        votes for the best; only one does if the rungs were far apart, so that closer ones outvote it later. The updates
+        from the best down to two rungs below are used. Only differences of losses are compared.
         """
-        reference = median_low([mean for rung, mean in zip(rungs, means, strict=True) if rung == min(rungs)])
+        order = sorted(set(rungs))
+        lower = order[: max(1, len(order) // 2)]
+        reference = median(mean for rung, mean in zip(rungs, means, strict=True) if rung in lower)
         before = [reference] * len(rungs) if firsts is None else firsts
         gained = [_finite(a - b) for a, b in zip(before, means, strict=True)]
-        shares = [min(max(gain / abs(a) if a else gain, -1.0), 1.0) for a, gain in zip(before, gained, strict=True)]
-        tries = (*earlier, *zip(rungs, shares, strict=True))
-        order = sorted({rung for rung, _ in tries})
-        own = [median_low([share for one, share in tries if one == rung]) for rung in order]
-        padded = [own[0], *own, own[-1]]
-        smooth = [one if one < -0.5 else sum(padded[i : i + 3]) / 3 for i, one in enumerate(own)]
-        if max(own) <= 0:  # no rung gained anything: nobody votes, and the lowest, which did least, is used
-            return Tried(frozenset(i for i, rung in enumerate(rungs) if rung == order[0]), (), tries)
-        best = order[smooth.index(max(smooth))]
+        raw = [median_low([gain for r, gain in zip(rungs, gained, strict=True) if r == rung]) for rung in order]
+        unit = next((gain for gain in (*sorted(raw)[-2:-1], max(raw)) if gain > 0), 0.0)
+        if unit == 0:  # no rung gained anything: nobody votes, and the lowest, which did least, is used
+            return Tried(frozenset(i for i, rung in enumerate(rungs) if rung == order[0]), ())
+        own = [min(max(gain / unit, -1.0), 1.0) for gain in raw]
+        led = [own[i] + (own[i - 1] if i else 0.0) for i in range(len(own))]
+        best = order[max(range(len(order)), key=lambda i: (led[i], raw[i]))]
         used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best)
-        gain = max(median_low([gained[i] for i in used]), 0.0) if used else 0.0
-        return Tried(used, ((best, gain),) * len(rungs), tries)
+        gain = max(median_low([gained[i] for i in used]), 0.0)
+        close = order[-1] - order[0] <= 2 * (len(order) - 1)
+        return Tried(used, ((best, gain),) * (len(rungs) if close else 1))
 
 
 def _finite(gain: float) -> float:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedhyper.automatic.ladder import Ladder, Tried
+from fedhyper.automatic.ladder import Ladder
 from fedhyper.flower import wrapped
 from fedhyper.flower.layout import Arrays, Layout, Opened, mean, views
 from fedhyper.flower.losses import TRAIN_LOSS, Losses, first_number, reported, sq_distances
@@ -23,6 +23,8 @@ from fedhyper.flower.nodes import Roster
 from fedhyper.flower.replies import Expected, NodeReply, Refusal, sift
 from fedhyper.flower.wire import LOSS, SQ_NORM
 from fedhyper.loop import RoundReport
+
+_FAR, _ALIKE = 1e3, 3.0  # factors between rates and between lengths of updates: no client that heard is near either
 
 
 class Aggregate(NamedTuple):
@@ -37,6 +39,7 @@ class Aggregate(NamedTuple):
     came        the inner strategy's result, as it came
     metrics     the inner strategy's means of the clients' metrics
     train_loss  the clients' mean training loss, or the loss that schedules read; None: nobody reports one
+    unheard     clients were sent rates far apart, and moved as far at a low one as at a high one
     """
 
     report: RoundReport
@@ -48,6 +51,7 @@ class Aggregate(NamedTuple):
     came: Opened | None = None
     metrics: MetricRecord | None = None
     train_loss: float | None = None
+    unheard: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,11 @@ class Aggregator:
     ) -> Aggregate:
         """Everything of one round. ``sent`` is what clients were sent; ``roster`` gives the order of replies.
 
-        Flower's own mean is finite only if every number in it is: its replies are looked into only if it is not.
+        Flower's own mean is finite only if every number in it is: its replies are looked into only if it is not, or if
+        not all of them are in it, because clients try rates out.
         """
         contents = [message.content if message.has_content() else None for message in messages]
-        if wrapped.repeatable(self.strategy) and not self.aggregate_only:
+        if wrapped.repeatable(self.strategy) and not self.aggregate_only and not expected.rungs:
             made = self._once(server_round, sent.arrays, messages, replace(expected, finite=False), roster)
             if made.sound:
                 return made
@@ -91,8 +96,10 @@ class Aggregator:
         errors = [message for message in messages if message.has_error()]
         believed, rejected = sift((message for message in messages if not message.has_error()), expected)
         believed = roster.in_order(believed)
-        believed, tried = self._near_the_best(believed, expected)
-        nothing = Aggregate(RoundReport(refused=len(rejected)), believed, rejected, wrapped.memory(self.strategy))
+        unheard = self._unheard(before, believed, expected.rungs)
+        believed, votes = (believed, None) if unheard else self._near_the_best(believed, expected.rungs)
+        memory = wrapped.memory(self.strategy)
+        nothing = Aggregate(RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard)
         if not believed:
             return nothing
         layout = self.layout
@@ -132,8 +139,7 @@ class Aggregator:
             sq_norm=sq_norm,
             statistics=statistics or None,
             refused=len(rejected),
-            votes=None if tried is None else tried.votes,
-            tries=() if tried is None else tried.tries,
+            votes=votes,
             aggregate=None if steps else trained,
             stepped=trained if steps else None,
         )
@@ -145,12 +151,13 @@ class Aggregator:
             train_loss=fmean(losses) if train_loss is None and losses else train_loss,
         )
 
-    def _near_the_best(self, believed: list[NodeReply], expected: Expected) -> tuple[list[NodeReply], Tried | None]:
+    def _near_the_best(
+        self, believed: list[NodeReply], rungs: Mapping[int, int]
+    ) -> tuple[list[NodeReply], tuple[tuple[int, float], ...] | None]:
         """While clients try rates out: the replies whose rate was about the best, and the votes for it.
 
         Without a training loss nobody can tell: then those that were sent the lowest rate are used, and nobody votes.
         """
-        rungs = expected.rungs
         asked = [reply for reply in believed if reply.node in rungs]
         if self.ladder is None or not asked:
             return believed, None
@@ -164,9 +171,19 @@ class Aggregator:
             [rungs[reply.node] for reply, _ in known],
             [value for _, value in known],
             None if None in firsts else firsts,  # type: ignore[arg-type]
-            expected.tries,
         )
-        return [reply for i, (reply, _) in enumerate(known) if i in tried.used], tried
+        return [reply for i, (reply, _) in enumerate(known) if i in tried.used], tried.votes
+
+    def _unheard(self, before: Arrays, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
+        """Whether rates far apart made no difference to how far clients moved, by medians: one client cannot say so."""
+        asked = sorted((reply for reply in believed if reply.node in rungs), key=lambda reply: rungs[reply.node])
+        third = max(1, len(asked) // 3)
+        ends = (asked[:third], asked[-third:])
+        low, high = (median_low([rungs[reply.node] for reply in some]) for some in ends if some) if asked else (0, 0)
+        if self.ladder is None or self.ladder.rate(high - low) < _FAR:
+            return False
+        moved = [sq_distances(before, [reply.arrays for reply in some], self.layout.trained) for some in ends]
+        return 0 < median_low(moved[1]) < _ALIKE**2 * median_low(moved[0])
 
     def _sq_norm(self, before: Arrays, believed: list[NodeReply]) -> float | None:
         """Σ p_m |Δ_m|², which auto and FedExP read; None where clients report it, or replies are masked."""

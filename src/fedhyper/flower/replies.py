@@ -14,7 +14,6 @@ from typing import NamedTuple, cast
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedhyper.automatic.ladder import Tries
 from fedhyper.flower.layout import Arrays, Layout, finite, views
 from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
 
@@ -52,7 +51,6 @@ class Expected:
     weight_cap: float | None = None
     finite: bool = True  # look at every number
     rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
-    tries: Tries = ()  # what was tried in earlier rounds
 
 
 def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[NodeReply], list[Refusal]]:

@@ -91,17 +91,20 @@ def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
     return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule)}
 
 
-def spread_rates(ladder: Ladder, messages: list[Message], server_round: int, keys: Sequence[str]) -> dict[int, int]:
-    """Give every node a rate of its own to try out; node → rung comes back. ``keys`` are the config's for the rate."""
-    rungs = ladder.spread(len(messages), server_round) if messages else []
-    for message, rung in zip(messages, rungs, strict=True):  # FedAvg puts one content into all its messages
+def spread_rates(ladder: Ladder, messages: list[Message], state: LoopState, keys: Sequence[str]) -> dict[int, int]:
+    """Give every node a rate of its own to try out; node → rung comes back. ``keys`` are the config's for the rate.
+
+    Fewer than three nodes have nothing to compare: they keep the rate they have, and nothing comes back.
+    """
+    rungs = ladder.spread(len(messages), state.averaged, state.local_lr)
+    for message, rung in zip(messages, rungs, strict=False):  # FedAvg puts one content into all its messages
         records = dict(message.content.items())
         for name, record in records.items():
             if isinstance(record, ConfigRecord) and LOCAL_LR in record:
                 records[name] = record = record.copy()
                 record.update(dict.fromkeys(keys, ladder.rate(rung)))
         message.content = RecordDict(records)
-    return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=True)}
+    return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=False)}
 
 
 def attach_rule(

@@ -44,7 +44,7 @@ class FedHyper(Strategy):
     strategy        any Flower strategy: it samples, configures and aggregates as ever
     schedule        "auto" (no rate to choose), "g", "sl", "cl", "g+sl", "g+cl", "constant"; rule objects; or a plan
     local_lr        the clients' initial rate, above 0; None: the train config's ``lr_key``, or 0.01. Higher: longer
-                    local steps. auto starts at 0.001 or lower whatever this says, and finds its own
+                    local steps. auto finds its own, and uses this only where clients cannot try rates out
     global_lr       the initial global rate, above 0, which multiplies the server's step; higher: longer steps
     lr_key          the train config's entry that clients already take their rate from; set every round
     seed            any integer: nodes are sampled by partition from it, and replies summed up in that order, so that a
@@ -157,7 +157,7 @@ class FedHyper(Strategy):
             attach_rule(run.client_rule, messages, run.state, self.send_delta)
         self._rungs, ladder = {}, run.plan.ladder
         if run.state.climbs and ladder is not None and not self.aggregate_only:
-            self._rungs = spread_rates(ladder, messages, run.state.round, (wire.LOCAL_LR, self.lr_key))
+            self._rungs = spread_rates(ladder, messages, run.state, (wire.LOCAL_LR, self.lr_key))
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._records.sent(messages)
         return messages
@@ -179,14 +179,20 @@ class FedHyper(Strategy):
         self._records.answered(messages)
         server_round += run.offset
         layout, key = None if self.aggregate_only else run.layout, wrapped.weight_key(self.strategy)
-        before, cap, tries = run.state, self.weight_cap, run.state.plan.tries
-        expected = Expected(server_round, layout, self._asked, key, cap, rungs=self._rungs, tries=tries)
+        expected = Expected(server_round, layout, self._asked, key, self.weight_cap, rungs=self._rungs)
+        before = run.state
         made = run.aggregator(server_round, Opened(run.record, before.now.weights), messages, expected, self._roster)
         decision = run.decide(made)
         self.rejected = made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
         record = self._records.add(server_round, self._rates(made, before), made, decision, measured)
+        if made.unheard:
+            _log.warning(
+                "fedhyper: the clients' updates are as long at a low rate as at a high one: they do not seem to use"
+                " the rate in the config entry %r (lr_key=); the local rate has no effect",
+                self.lr_key,
+            )
         reasons = complain(record, self.rejected, messages, self._roster)
         if run.state.idle >= self.patience:
             raise TrainingStopped(f"no usable reply for {run.state.idle} rounds in a row ({reasons})")
