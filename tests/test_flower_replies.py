@@ -152,7 +152,7 @@ HOSTILE: dict[str, Callable[[Message], Any]] = {
 }
 
 
-ROUNDS = 5  # three in which clients try rates out, and two after them
+ROUNDS = 6  # up to four in which clients try rates out, and two after them
 
 
 def run(schedule: Any = "auto", spoil: dict[int, Any] | None = None, inner: Any = FedAvg, **settings: Any) -> Any:
@@ -183,7 +183,7 @@ def test_honest_result_unchanged_bit_for_bit(name: str, position: int, honest: d
     )
     assert used[0] == used[1]
     assert rates[0] == rates[1]
-    assert used[0][3:] == [5, 5]
+    assert used[0][4:] == [5, 5]
     if name != "error":
         assert [record["clients_rejected"] for record in strategy.history] == [1] * ROUNDS
         [(node, reason)] = strategy.rejected
