@@ -12,9 +12,19 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity  # private: Message() works only inside a run
 
+from fedhyper import Auto
+
 TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
 
 Spoil = Callable[[Message], Message]
+
+
+class NoStart(Auto):
+    """auto in a host whose clients cannot try rates out."""
+
+    @property
+    def ladder(self) -> Any:
+        return None
 
 
 class LocalGrid(Grid):

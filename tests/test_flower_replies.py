@@ -152,10 +152,13 @@ HOSTILE: dict[str, Callable[[Message], Any]] = {
 }
 
 
+ROUNDS = 6  # up to four in which clients try rates out, and two after them
+
+
 def run(schedule: Any = "auto", spoil: dict[int, Any] | None = None, inner: Any = FedAvg, **settings: Any) -> Any:
     strategy = FedHyper(inner(), schedule, seed=0, **settings)
     grid = LocalGrid(quadratic_app(), 6, spoil=spoil)
-    return strategy.start(grid, initial(), num_rounds=2).arrays, strategy
+    return strategy.start(grid, initial(), num_rounds=ROUNDS).arrays, strategy
 
 
 def gone(reply: Message) -> list[Message]:
@@ -163,19 +166,26 @@ def gone(reply: Message) -> list[Message]:
 
 
 @pytest.fixture(scope="module")
-def honest() -> dict[int, ArrayRecord]:
-    return {position: run(spoil={position: gone})[0] for position in (0, 3, 5)}
+def honest() -> dict[int, tuple[ArrayRecord, FedHyper]]:
+    return {position: run(spoil={position: gone}) for position in (0, 3, 5)}
 
 
 @pytest.mark.parametrize("position", [0, 3, 5])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_honest_result_unchanged_bit_for_bit(name: str, position: int, honest: dict[int, ArrayRecord]) -> None:
+def test_honest_result_unchanged_bit_for_bit(name: str, position: int, honest: dict[int, Any]) -> None:
+    """Under auto: a refused reply has no vote for the rate, either."""
     strategy, grid = FedHyper(FedAvg(), seed=0), LocalGrid(quadratic_app(), 6, spoil={position: HOSTILE[name]})
-    result = strategy.start(grid, initial(), num_rounds=2).arrays
-    assert same_bits(result, honest[position])
-    assert [record["clients_used"] for record in strategy.history] == [5, 5]
+    result = strategy.start(grid, initial(), num_rounds=ROUNDS).arrays
+    expected, without = honest[position]
+    assert same_bits(result, expected)
+    used, rates = (
+        [[row[key] for row in one.history] for one in (strategy, without)] for key in ("clients_used", "local_lr")
+    )
+    assert used[0] == used[1]
+    assert rates[0] == rates[1]
+    assert used[0][4:] == [5, 5]
     if name != "error":
-        assert [record["clients_rejected"] for record in strategy.history] == [1, 1]
+        assert [record["clients_rejected"] for record in strategy.history] == [1] * ROUNDS
         [(node, reason)] = strategy.rejected
         assert reason.isprintable()
         assert 0 < len(reason) <= 200
@@ -260,7 +270,7 @@ def test_a_bad_number_cannot_outvote_the_others_before_it_is_found(position: int
     others = {p: odd_and_nan for p in range(6) if p != position}  # five of six
     result, strategy = run(spoil=others)
     assert same_bits(result, run(spoil={p: gone for p in range(6) if p != position})[0])
-    assert [record["clients_used"] for record in strategy.history] == [1, 1]
+    assert [record["clients_used"] for record in strategy.history] == [1] * ROUNDS
     assert all("non-finite" in reason for _, reason in strategy.rejected)
 
 

@@ -49,7 +49,7 @@ class DyingGrid(LocalGrid):
         return replies
 
 
-def make(name: str, schedule: str, path: Path | None) -> FedHyper:
+def make(name: str, schedule: Any, path: Path | None) -> FedHyper:
     return FedHyper(
         INNER[name](fraction_train=0.5, min_train_nodes=3, fraction_evaluate=0.0), schedule, seed=11, checkpoint=path
     )
@@ -86,7 +86,7 @@ def test_killed_anywhere_and_resumed_equals_never_stopped(tmp_path: Path, name: 
 
 
 def test_the_mean_that_is_returned_survives_a_resume(tmp_path: Path) -> None:
-    plan = Auto(local_lr=0.02, probe=0.02, climb=1.0, recency=1.0)  # no climb to wait for
+    plan = Auto(local_lr=0.02, recency=1.0)
     whole = FedHyper(FedAvg(), plan, seed=1)
     reference = whole.start(LocalGrid(quadratic_app(), 6), initial(), num_rounds=10)
     assert whole.state.averaged > 3
@@ -135,21 +135,22 @@ def test_resume_without_a_checkpoint_starts_and_without_resume_it_is_not_overwri
 def test_rollback_state_survives_a_resume(tmp_path: Path) -> None:
     """Killed between the bad round and the next: the last good weights must come from the file."""
 
-    def bad_in_round_3(reply: Message) -> Message:
-        if reply.content["metrics"]["fedhyper.round"] == 3:
+    def bad_in_round_4(reply: Message) -> Message:
+        if reply.content["metrics"]["fedhyper.round"] == 4:
             reply.content["metrics"]["fedhyper.loss"] = 1e6
         return reply
 
-    spoil = dict.fromkeys(range(6), bad_in_round_3)
-    whole = make("FedAvgM", "auto", None)
+    spoil = dict.fromkeys(range(6), bad_in_round_4)
+    plan = Auto(voices=3)
+    whole = make("FedAvgM", plan, None)
     reference = start(whole, LocalGrid(quadratic_app(), 6, spoil=spoil))
-    assert [record["rollback"] for record in whole.history] == [False, False, True, False, False]
-    for dies_at in (3, 4, 5):
+    assert [record["rollback"] for record in whole.history] == [False, False, False, True, False]
+    for dies_at in (4, 5):
         path = tmp_path / str(dies_at)
         grid = DyingGrid(quadratic_app(), 6, spoil=spoil, dies_at=dies_at, after=True)
         with pytest.raises(Killed):
-            start(make("FedAvgM", "auto", path), grid)
-        again = start(make("FedAvgM", "auto", path), LocalGrid(quadratic_app(), 6, spoil=spoil), resume=True)
+            start(make("FedAvgM", plan, path), grid)
+        again = start(make("FedAvgM", plan, path), LocalGrid(quadratic_app(), 6, spoil=spoil), resume=True)
         assert same_bits(again.arrays, reference.arrays)
 
 

@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import (
 from fedhyper import Auto, Decay, FedExP, FedHyperCL, FedHyperG, FedHyperSL, Pair
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import FedHyper
-from tests.flower_support import LocalGrid, arrays, config, initial, numbers, quadratic_app, same_bits
+from tests.flower_support import LocalGrid, NoStart, arrays, config, initial, numbers, quadratic_app, same_bits
 
 INNER: dict[str, Callable[[], Strategy]] = {
     "FedAvg": FedAvg,
@@ -52,12 +52,13 @@ def run(strategy: FedHyper, rounds: int = 4, clients: int = 6, app: Any = None, 
 @pytest.mark.parametrize("schedule", ["auto", "g", "g+sl"])
 def test_any_strategy_can_be_wrapped_and_the_model_keeps_its_form(name: str, schedule: str) -> None:
     strategy = FedHyper(INNER[name](), schedule, seed=3)
-    result = run(strategy)
+    result = run(strategy, rounds=6)
     for key, array in initial().items():
         assert (result[key].dtype, result[key].shape) == (array.dtype, array.shape)
     assert all(np.isfinite(value).all() for value in numbers(result).values())
-    assert [record["clients_rejected"] for record in strategy.history] == [0] * 4
-    assert [record["clients_used"] for record in strategy.history] == [6] * 4
+    assert [record["clients_rejected"] for record in strategy.history] == [0] * 6
+    start = 3 if schedule == "auto" else 0  # in which clients try rates out and only those near the best are used
+    assert [record["clients_used"] for record in strategy.history][start:] == [6] * (6 - start)
 
 
 class InOrder(LocalGrid):
@@ -126,7 +127,7 @@ def test_fedavgm_steps_from_the_weights_that_are_really_sent() -> None:
 
 
 def test_auto_evaluates_and_returns_a_mean_of_the_last_rounds_and_trains_from_the_newest() -> None:
-    plan = Auto(local_lr=0.02, probe=0.02, climb=1.0, recency=1.0)  # no climb to wait for
+    plan = Auto(recency=1.0)
     strategy, grid = FedHyper(FedAvg(), plan, seed=2), LocalGrid(quadratic_app(), 6)
     seen: list[tuple[float, dict[str, Any]]] = []
 
@@ -177,10 +178,11 @@ def test_momentum_by_hand() -> None:
 @pytest.mark.parametrize("name", ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
 @pytest.mark.parametrize("schedule", ["g", "auto"])
 def test_buffers_are_averaged_and_never_stepped(name: str, schedule: str) -> None:
-    result = numbers(run(FedHyper(INNER[name](), schedule, seed=0), clients=4))
-    weights = np.asarray([10, 11, 12, 13])  # num-examples of partitions 0..3, whose running_mean is their number
-    np.testing.assert_allclose(result["bn.running_mean"], (weights * range(4)).sum() / weights.sum(), rtol=1e-6)
-    assert result["bn.num_batches_tracked"] == 4 * (3 + 3)  # each round: + 3 + partition, the largest wins
+    # two clients do not try rates out: all are in the mean
+    result = numbers(run(FedHyper(INNER[name](), schedule, seed=0), clients=2))
+    weights = np.asarray([10, 11])  # num-examples of partitions 0 and 1, whose running_mean is their number
+    np.testing.assert_allclose(result["bn.running_mean"], (weights * range(2)).sum() / weights.sum(), rtol=1e-6)
+    assert result["bn.num_batches_tracked"] == 4 * (3 + 1)  # each round: + 3 + partition, the largest wins
     assert result["bn.num_batches_tracked"].dtype == np.int64
 
 
@@ -227,7 +229,7 @@ def test_the_global_random_generator_is_left_as_it_was() -> None:
 
 
 def test_nodes_that_do_not_answer_are_ordered_by_node_id_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = FedHyper(FedAvg(), seed=0, nodes=4)
+    strategy = FedHyper(FedAvg(), "g", seed=0, nodes=4)
     with caplog.at_level("WARNING", logger="flwr"):
         run(strategy, clients=4, app=quadratic_app(answers=False))
     assert strategy.history[-1]["clients_used"] == 4
@@ -245,17 +247,17 @@ def test_the_first_round_waits_for_every_node() -> None:
             return sorted(self.contexts)[: self.seen]
 
     grid = Late(quadratic_app(), 5)
-    strategy = FedHyper(FedAvg(), seed=0)
+    strategy = FedHyper(FedAvg(), "g", seed=0)
     strategy.start(grid, initial(), num_rounds=1)
     assert strategy.history[0]["clients_used"] == 5
-    impatient = FedHyper(FedAvg(), nodes=9, wait=0.3)
+    impatient = FedHyper(FedAvg(), "g", nodes=9, wait=0.3)
     impatient.start(LocalGrid(quadratic_app(), 3), initial(), num_rounds=1)
     assert impatient.history[0]["clients_used"] == 3
 
 
-@pytest.mark.parametrize(("bad", "good"), [(3, 1), (5, 4)])
-def test_rollback_returns_to_the_last_good_weights_and_forgets_the_optimizer(bad: int, good: int) -> None:
-    """The loss explodes: back to the round before, in the climb to where it began, at half the rate or less."""
+@pytest.mark.parametrize("bad", [3, 5])
+def test_rollback_returns_to_the_last_good_weights_and_forgets_the_optimizer(bad: int) -> None:
+    """The loss explodes: back to where the round before began, at a third of the rate."""
     seen: list[tuple[np.ndarray[Any, Any], float, bool]] = []
     inner = FedAdam(fraction_evaluate=0.0)
     app = ClientApp()
@@ -270,13 +272,12 @@ def test_rollback_returns_to_the_last_good_weights_and_forgets_the_optimizer(bad
         content = {"arrays": arrays(w=w - np.float32(0.1)), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
 
-    strategy = FedHyper(inner, "auto", local_lr=0.01)
+    strategy = FedHyper(inner, Auto(voices=2))
     strategy.start(LocalGrid(app, 2), arrays(w=np.zeros(2, np.float32)), num_rounds=bad + 1)
     assert [record["rollback"] for record in strategy.history] == [False] * (bad - 1) + [True, False]
-    np.testing.assert_array_equal(seen[bad][0], seen[good - 1][0])  # starts where that round did
-    assert seen[bad][1] < seen[bad - 1][1] / 2 + 1e-12
-    # and so is it while rates are tried out, which ends in round 3
-    assert [fresh for _, _, fresh in seen] == [t < 3 or t == bad for t in range(bad + 1)]
+    np.testing.assert_array_equal(seen[bad][0], seen[bad - 2][0])  # starts where that round did
+    assert seen[bad][1] < seen[bad - 1][1] / 3
+    assert [fresh for _, _, fresh in seen] == [t in (0, bad) for t in range(bad + 1)]
 
 
 @pytest.mark.parametrize("key", ["fedhyper.loss", "loss", "train_loss", "train-loss", None])
@@ -292,7 +293,7 @@ def test_the_guard_reads_the_loss_that_clients_report(key: str | None) -> None:
         w = message.content["arrays"]["w"].numpy() - np.float32(0.1)
         return Message(RecordDict({"arrays": arrays(w=w), "metrics": MetricRecord(metrics)}), reply_to=message)
 
-    strategy = FedHyper(FedAvg(fraction_evaluate=0.0))
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), Auto(voices=2))
     strategy.start(LocalGrid(app, 2), arrays(w=np.zeros(2, np.float32)), num_rounds=3)
     assert [record["rollback"] for record in strategy.history] == [False, key is not None, False]
 
@@ -336,20 +337,22 @@ def failed(reply: Message) -> Message:
 @pytest.mark.parametrize("nobody", [silent, failed])
 @pytest.mark.parametrize("schedule", ["auto", "g+sl"])
 def test_a_round_in_which_nobody_answers_changes_nothing_but_its_number(schedule: str, nobody: Any) -> None:
-    """All sampled nodes fail in round 3: the rates, the weights and the mean are those of a run without that round."""
+    """All sampled nodes fail in round 5: the rates, the weights and the mean are those of a run without that round."""
     calls = {"n": 0}
 
-    def in_round_3(reply: Message) -> Any:
+    def in_round_5(reply: Message) -> Any:
         calls["n"] += 1
-        return nobody(reply) if 12 < calls["n"] <= 18 else reply
+        return nobody(reply) if 24 < calls["n"] <= 30 else reply
 
     def unhurried(**grid: Any) -> FedHyper:
         strategy = FedHyper(FedAvg(fraction_evaluate=0.0), schedule, seed=0, local_lr=0.02)
         run(strategy, rounds=7 if grid else 6, **grid)
         return strategy
 
-    disturbed, quiet = unhurried(spoil=dict.fromkeys(range(6), in_round_3)), unhurried()
-    assert [row["clients_used"] for row in disturbed.history] == [6, 6, 0, 6, 6, 6, 6]
+    disturbed, quiet = unhurried(spoil=dict.fromkeys(range(6), in_round_5)), unhurried()
+    used = [row["clients_used"] for row in quiet.history]
+    assert [row["clients_used"] for row in disturbed.history] == [*used[:4], 0, *used[4:]]
+    assert used[3:] == [6, 6, 6]
     assert disturbed.state.plan == quiet.state.plan
     for name, array in quiet.state.now.weights.items():
         assert (disturbed.state.now.weights[name] == array).all()
@@ -413,7 +416,7 @@ def test_the_loss_is_found_in_the_first_round_in_which_more_than_half_report_one
         w = message.content["arrays"]["w"].numpy() - np.float32(0.1)
         return Message(RecordDict({"arrays": arrays(w=w), "metrics": MetricRecord(metrics)}), reply_to=message)
 
-    strategy = FedHyper(FedAvg(fraction_evaluate=0.0))
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), Auto(voices=2))
     strategy.start(LocalGrid(app, 3), arrays(w=np.zeros(2, np.float32)), num_rounds=5)
     found = reporting > 1
     assert [row["train_loss"] for row in strategy.history] == ([None, 1.0, None, 1.0, 50.0] if found else [None] * 5)
@@ -456,7 +459,8 @@ def test_every_schedule_works_on_the_aggregate_alone(schedule: str) -> None:
     start = arrays(w=np.zeros(8, np.float32))
     hidden = FedHyper(Hidden(fraction_evaluate=0.0), schedule, aggregate_only=True, nodes=4)
     result = hidden.start(LocalGrid(make_app(True), 4), start, num_rounds=4)
-    seen = FedHyper(FedAvg(fraction_evaluate=0.0), schedule, nodes=4)
+    seen = FedHyper(FedAvg(fraction_evaluate=0.0), NoStart(local_lr=0.01) if schedule == "auto" else schedule, nodes=4)
+    # what is masked cannot be compared by rates: both keep the one that was given
     expected = seen.start(LocalGrid(make_app(False), 4), start, num_rounds=4)
     np.testing.assert_allclose(numbers(result.arrays)["w"], numbers(expected.arrays)["w"], rtol=1e-6)
     for a, b in zip(hidden.history, seen.history, strict=True):
@@ -493,7 +497,7 @@ def test_plans_and_baselines_can_be_given() -> None:
     exp = FedHyper(FedAvg(), Pair(global_rule=FedExP(epsilon=1e-9)))
     run(exp, rounds=2)
     assert exp.history[0]["global_lr"] >= 1.0
-    assert isinstance(FedHyper(FedAvg(), Auto(hyper_lr=0.3)).schedule, Auto)
+    assert isinstance(FedHyper(FedAvg(), Auto(gain=0.3)).schedule, Auto)
 
 
 def test_fedexp_by_hand() -> None:
@@ -551,7 +555,7 @@ def test_the_server_needs_no_torch() -> None:
 
 
 def test_summary_and_evaluation_are_the_inner_strategys() -> None:
-    strategy = FedHyper(FedAvg(fraction_evaluate=0.5, min_evaluate_nodes=1), seed=0)
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.5, min_evaluate_nodes=1), "g", seed=0)
     result = strategy.start(
         LocalGrid(quadratic_app(), 4),
         initial(),

@@ -160,6 +160,10 @@ class Ladder:
         own = [min(max(gain / unit, -1.0), 1.0) for gain in raw]
         led = [own[i] + (own[i - 1] if i else 0.0) for i in range(len(own))]
         best = order[max(range(len(order)), key=lambda i: (led[i], raw[i]))]
+        # On a plateau a round gains less than clients differ, and a low rate stays there: the highest that is no worse.
+        noise = 2 * median(abs(gain - median(raw[: len(lower)])) for gain in raw[: len(lower)])
+        if sorted(raw)[-2:][0] <= noise and order[-1] - order[0] >= 6:
+            best = max((rung for rung, gain in zip(order, raw, strict=True) if gain >= -noise), default=best)
         used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best)
         gain = max(median_low([gained[i] for i in used]), 0.0)
         close = order[-1] - order[0] <= 2 * (len(order) - 1)

@@ -1,0 +1,198 @@
+"""auto's start in Flower: stock clients train once, so the first rounds spread rates over the nodes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedhyper.automatic.ladder import Ladder
+from fedhyper.flower import FedHyper, identify
+from tests.flower_support import LocalGrid, arrays, numbers, same_bits
+from tests.test_flower_resume import DyingGrid, Killed
+
+ROOT10 = 10**0.5
+
+
+def logistic_app(reports: str = "stock", shift: float = 0.0, deaf: bool = False) -> ClientApp:
+    """Logistic regression on ten numbers, 20 steps of one example each. Rates around 0.3 to 3 are good, 0.01 is slow.
+
+    reports  "stock": the mean training loss; "ours": that, and the loss before training; "nothing"
+    deaf     trains with a rate of its own
+    """
+    app = identify(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        rng = np.random.default_rng(int(context.node_config["partition-id"]))
+        x = rng.standard_normal((20, 10))
+        y = np.sign(x @ np.linspace(-2, 2, 10) + 0.5 * rng.standard_normal(20))
+        lr = 0.1 if deaf else float(message.content["config"]["lr"])
+        w, losses = message.content["arrays"]["w"].numpy().astype(float), []
+        before = float(np.logaddexp(0, -y * (x @ w)).mean())
+        for row, label in zip(x, y, strict=True):
+            margin = label * float(row @ w)
+            losses.append(float(np.logaddexp(0, -margin)))
+            w = w + lr * label * row * math.exp(-np.logaddexp(0, margin))
+        metrics: dict[str, Any] = {"num-examples": 20}
+        if reports != "nothing":
+            metrics["train_loss"] = float(np.mean(losses)) - shift
+        if reports == "ours":
+            metrics["fedhyper.loss"] = before - shift
+        content = {"arrays": arrays(w=w.astype(np.float32)), "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def start(app: ClientApp, clients: int = 20, rounds: int = 3, **settings: Any) -> tuple[FedHyper, LocalGrid, Any]:
+    grid = LocalGrid(app, clients, spoil=settings.pop("spoil", None))
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), seed=0, **settings)
+    result = strategy.start(grid, arrays(w=np.zeros(10, np.float32)), num_rounds=rounds)
+    return strategy, grid, result.arrays
+
+
+def sent(grid: LocalGrid) -> dict[int, list[float]]:
+    """The rates that went out, by round."""
+    rates: dict[int, list[float]] = {}
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            config = message.content["config"]
+            assert config["lr"] == config["local-lr"]
+            rates.setdefault(int(config["server-round"]), []).append(float(config["lr"]))
+    return rates
+
+
+@pytest.mark.parametrize("reports", ["stock", "ours"])
+def test_every_node_its_own_rate_first_and_then_all_the_same_good_one(reports: str) -> None:
+    strategy, grid, _ = start(logistic_app(reports))
+    first, *others = sent(grid).values()
+    assert len(set(first)) == 13
+    assert min(first) == pytest.approx(1e-5)
+    assert max(first) == pytest.approx(10)
+    assert all(len(set(rates)) == 1 for rates in others)
+    assert 0.1 / 1.01 <= others[0][0] <= ROOT10 * 1.3  # a rung around 0.3 to 1, and a first step of following
+    assert 0 < strategy.history[0]["clients_used"] < 20
+    assert [row["clients_used"] for row in strategy.history[1:]] == [20, 20]
+
+
+@pytest.mark.parametrize("reports", ["stock", "ours"])
+def test_with_three_nodes_a_round_it_takes_several_rounds_from_coarse_to_fine(reports: str) -> None:
+    _, grid, _ = start(logistic_app(reports), clients=3, rounds=12)
+    rates = [sorted(set(row)) for row in sent(grid).values()]
+    apart = [row[1] / row[0] for row in rates if len(row) > 1]
+    assert 4 <= len(apart) <= 10
+    assert apart == sorted(apart, reverse=True)
+    assert apart[-1] == pytest.approx(ROOT10)
+    assert all(len(row) == 1 for row in rates[len(apart) :])
+
+
+FITTED = "its later votes are on a model that is fitted already, where only tiny rates do not lose"
+
+
+@pytest.mark.parametrize(
+    "reports", ["stock", pytest.param("ours", marks=pytest.mark.xfail(strict=True, reason=FITTED))]
+)
+def test_three_nodes_a_round_find_a_good_rate(reports: str) -> None:
+    assert 0.03 < start(logistic_app(reports), clients=3, rounds=12)[0].state.local_lr < 10
+
+
+def test_two_nodes_have_nothing_to_compare_and_keep_the_hint() -> None:
+    _, grid, _ = start(logistic_app(), clients=2, local_lr=0.2)
+    assert sent(grid)[1] == [0.2, 0.2]
+
+
+def test_without_any_loss_the_hint_is_used_from_the_second_round_on() -> None:
+    strategy, grid, _ = start(logistic_app("nothing"), local_lr=0.2)
+    assert sent(grid)[2] == [0.2] * 20
+    assert strategy.history[0]["local_lr"] == pytest.approx(1e-5)  # the lowest, which did least, is the one used
+    assert [row["clients_used"] for row in strategy.history[1:]] == [20, 20]
+
+
+def test_masked_replies_are_not_spread() -> None:
+    _, grid, _ = start(logistic_app(), aggregate_only=True, local_lr=0.2)
+    assert sent(grid)[1] == [0.2] * 20
+
+
+@pytest.mark.parametrize("lie", [math.nan, 1e9, -1e9])
+@pytest.mark.parametrize("liar", [0, 7, 13, 19])
+def test_one_liar_moves_the_rate_by_a_rung_at_most(lie: float, liar: int) -> None:
+    def spoil(reply: Message) -> Message:
+        reply.content["metrics"]["train_loss"] = lie
+        return reply
+
+    honest = start(logistic_app(), rounds=1, clients=26)[0].state.local_lr
+    found = start(logistic_app(), rounds=1, clients=26, spoil={liar: spoil})[0].state.local_lr
+    assert abs(math.log(found / honest)) <= math.log(ROOT10) * 1.01
+
+
+@pytest.mark.parametrize("reports", ["stock", "ours"])
+@pytest.mark.parametrize("clients", [5, 20])
+@pytest.mark.parametrize("shift", [10.0, math.log(2)])  # below 0, and a first loss of 0
+def test_a_loss_may_be_shifted(shift: float, clients: int, reports: str) -> None:
+    plain, grid, result = start(logistic_app(reports), clients=clients, rounds=6)
+    moved, other, shifted = start(logistic_app(reports, shift), clients=clients, rounds=6)
+    assert list(sent(other).values()) == [pytest.approx(row, rel=1e-9) for row in sent(grid).values()]
+    assert [row["clients_used"] for row in moved.history] == [row["clients_used"] for row in plain.history]
+    np.testing.assert_allclose(numbers(shifted)["w"], numbers(result)["w"], rtol=1e-6)
+
+
+def test_killed_in_the_middle_of_the_start_and_resumed_equals_never_stopped(tmp_path: Path) -> None:
+    def make(path: Path | None) -> FedHyper:
+        return FedHyper(FedAvg(fraction_evaluate=0.0), seed=4, checkpoint=path)
+
+    begin = arrays(w=np.zeros(10, np.float32))
+    whole = make(None)
+    reference = whole.start(LocalGrid(logistic_app(), 4), begin, num_rounds=7)
+    assert whole.history[1]["local_lr_min"] < whole.history[1]["local_lr_max"]  # still trying in round 2
+    for dies_at in (2, 3, 4):
+        path = tmp_path / str(dies_at)
+        with pytest.raises(Killed):
+            make(path).start(DyingGrid(logistic_app(), 4, dies_at=dies_at, after=True), begin, num_rounds=7)
+        again = make(path)
+        result = again.start(LocalGrid(logistic_app(), 4, shuffle=dies_at), begin, num_rounds=7, resume=True)
+        assert same_bits(result.arrays, reference.arrays)
+        assert again.state.plan == whole.state.plan
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.mark.parametrize("clients", [3, 5, 10, 20])
+@pytest.mark.parametrize("deaf", [False, True])
+def test_clients_that_do_not_follow_the_rate_are_named_once_and_all_used(deaf: bool, clients: int) -> None:
+    heard = Heard()
+    logging.getLogger("flwr").addHandler(heard)
+    try:
+        strategy, grid, _ = start(logistic_app(deaf=deaf), clients=clients, rounds=4, local_lr=0.2)
+    finally:
+        logging.getLogger("flwr").removeHandler(heard)
+    warned = [line for line in heard.lines if "do not seem to use the rate" in line]
+    assert len(warned) == deaf
+    if deaf:
+        assert "'lr'" in warned[0]
+        assert [row["clients_used"] for row in strategy.history] == [clients] * 4
+        assert sent(grid)[2] == [0.2] * clients
+
+
+def test_a_plateau_is_left_by_the_highest_rate_that_does_no_harm() -> None:
+    """Gains are smaller than what clients differ by; from rung 0 on it is worse."""
+    ladder = Ladder()
+    rungs = list(range(-10, 3))
+    noise = [0.001 * (-1) ** i for i in range(13)]
+    means = [2.3 + n + (0.5 if rung >= 0 else 0.0) for rung, n in zip(rungs, noise, strict=True)]
+    assert ladder.weigh(rungs, means).votes[0][0] == -1
+    assert ladder.weigh(rungs, [2.3] * 13).votes == ()  # it made no difference to anybody
