@@ -11,7 +11,9 @@ import pytest
 
 from fedhyper.errors import DataError, UserError
 from fedhyper.lab.cli import main
-from fedhyper.lab.paper import checks, grid_checks, round_checks
+from fedhyper.lab.paper.checks import accuracy as checks
+from fedhyper.lab.paper.checks import grid as grid_checks
+from fedhyper.lab.paper.checks import rounds as round_checks
 from fedhyper.lab.paper.claims import CLAIMS, verdicts
 from fedhyper.lab.paper.cost import estimate
 from fedhyper.lab.paper.experiments import EXPERIMENTS

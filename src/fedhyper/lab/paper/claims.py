@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedhyper.lab.paper import checks, grid_checks, round_checks
+from fedhyper.lab.paper.checks import accuracy as checks
+from fedhyper.lab.paper.checks import grid as grid_checks
+from fedhyper.lab.paper.checks import rounds as round_checks
 from fedhyper.lab.paper.experiments import SKEWS
 from fedhyper.lab.paper.results import Results
 from fedhyper.lab.paper.variants import VARIANTS, Scale

@@ -9,7 +9,7 @@ from typing import Any
 from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.planning import Planned, ablation_panel
 from fedhyper.lab.paper.results import Results
-from fedhyper.lab.paper.round_checks import round_seconds
+from fedhyper.lab.paper.checks.rounds import round_seconds
 from fedhyper.lab.paper.variants import VARIANTS
 from fedhyper.lab.results.groups import Group, flatten
 from fedhyper.lab.results.report import FORMATS

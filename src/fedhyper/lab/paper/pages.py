@@ -15,7 +15,7 @@ from fedhyper.lab.paper.claims import Verdict
 from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.planning import Planned, ablation_panel, reductions
 from fedhyper.lab.paper.results import LAST, ONE_SEED, SEEDS, Results
-from fedhyper.lab.paper.round_checks import round_seconds
+from fedhyper.lab.paper.checks.rounds import round_seconds
 from fedhyper.lab.paper.variants import VARIANTS, Scale
 from fedhyper.lab.results.metrics import Stat, total_seconds
 from fedhyper.lab.results.tables import spread
@@ -69,7 +69,7 @@ _RULES = (
     f"Methods are compared by the mean over the evaluations in the last {100 * LAST:g} % of the rounds. With several "
     f"seeds one mean is above another when it is so by {100 * SEEDS:g} points and by the standard error of the "
     f"difference; with one seed, by {100 * ONE_SEED:g} points. The checks and their thresholds are code: "
-    "`src/fedhyper/lab/paper/*checks.py`."
+    "`src/fedhyper/lab/paper/checks/`."
 )
 
 

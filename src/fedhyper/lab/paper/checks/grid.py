@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from fedhyper.lab.paper.checks import CLOSE, MISSING, Found, percent, points
+from fedhyper.lab.paper.checks.accuracy import CLOSE, MISSING, Found, percent, points
 from fedhyper.lab.paper.results import Results, needed
 
 MOST = 0.5  # of the cells of a grid
