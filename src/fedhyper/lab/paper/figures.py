@@ -6,32 +6,42 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedhyper.lab.paper import awake
+from fedhyper.lab.paper.checks.rounds import round_seconds
 from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.planning import Planned, ablation_panel
 from fedhyper.lab.paper.results import Results
-from fedhyper.lab.paper.checks.rounds import round_seconds
-from fedhyper.lab.paper.variants import VARIANTS
+from fedhyper.lab.paper.variants import VARIANTS, Scale
 from fedhyper.lab.results.groups import Group, flatten
 from fedhyper.lab.results.report import FORMATS
 from fedhyper.lab.results.series import make_series
 
 
-def draw(name: str, planned: Sequence[Planned], results: Results, directory: Path) -> list[tuple[str, str]]:
+def draw(
+    name: str, scale: Scale, planned: Sequence[Planned], results: Results, directory: Path
+) -> list[tuple[str, str]]:
     """Write every figure as PNG, SVG and PDF; file stem and title of each come back, in reading order."""
     from fedhyper.lab.results.charts.chart import save
 
     drawn = []
-    for stem, title, chart in _charts(name, planned, results):
+    for stem, title, chart in _charts(name, scale, planned, results):
         for suffix in FORMATS:
             save(chart, directory / f"{stem}.{suffix}", title=title)
         drawn.append((stem, title))
     return drawn
 
 
-def _charts(name: str, planned: Sequence[Planned], results: Results) -> Iterator[tuple[str, str, Any]]:
+def _charts(name: str, scale: Scale, planned: Sequence[Planned], results: Results) -> Iterator[tuple[str, str, Any]]:
     from fedhyper.lab.results.figures.make import make_figures
 
-    for task in dict.fromkeys(row.task for row in planned):
+    for task in dict.fromkeys(one.task for one in results.items):
+        if name == "awake":
+            yield (
+                f"{task}-awake",
+                f"{task}: how far G's first update moves the global rate",
+                awake.chart(results, task, scale),
+            )
+            continue
         rows = [row for row in planned if row.task == task]
         for part, chosen in _panels(rows):
             groups = _groups(chosen, results.seeds({row.seed for row in chosen}))
