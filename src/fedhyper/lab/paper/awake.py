@@ -59,10 +59,10 @@ AWAKE = Experiment(
     changes={scale: {"rounds": 3} for scale in SCALES},
     scales=("smoke", "small"),
     own=True,
-    about="""G's rule is α ← α + ⟨Δₜ, Δₜ₋₁⟩, with α = 1 to begin with and Δ the mean update of a round. α has no unit; the
-product has the square of an update's length in it. A client that makes twice the steps moves up to twice as far, and
-the product grows up to fourfold, while α stays what it was. So whether G does anything is decided by the local work: by
-images a client × epochs ÷ batch, and by the local rate.
+    about="""G's rule is α ← α + ⟨Δₜ, Δₜ₋₁⟩, with α = 1 to begin with and Δ the mean update of a round. α has no unit,
+the product has the square of an update's length in it. A client that makes twice the steps moves up to twice as far,
+and the product grows up to fourfold, while α stays what it was. So whether G does anything is decided by the local
+work: by images a client × epochs ÷ batch, and by the local rate.
 
 Everything below is the paper's setting on MNIST (100 clients, 10 a round, 600 images each, batch 64, rate 0.01,
 Dirichlet 0.5) but for the epochs and the model; the last line is the setting of our [old pages](shrunk/README.md). G
@@ -98,16 +98,29 @@ def table_rows(results: Results, task: str, levels: Sequence[str]) -> Iterator[l
 
 
 def chart(results: Results, task: str, scale: Scale) -> Any:
-    """The size of the first inner product against local epochs, a line a model; dashed: a tenth of the rate."""
-    from fedhyper.lab.results.charts.lines import line_chart
+    """The first inner product against local epochs, both log, a line a model; dashed: a tenth of the rate."""
+    import altair as alt
 
-    rows: list[dict[str, Any]] = []
+    from fedhyper.lab.results.charts.chart import Chart, colour
+
     models = list(_models(scale))
-    for index, model in enumerate(models):
+    rows: list[dict[str, Any]] = []
+    for model in models:
         for epochs in EPOCHS:
             rounds = _records(results, task, _name(model, epochs))
             if rounds is not None and rounds[1]["hypergrad"]:
-                product = abs(rounds[1]["hypergrad"])
-                rows.append({"s": index, "series": model, "round": 2, "epochs": epochs, "product": product})
-    y_title = "|⟨Δ₂, Δ₁⟩|, to be added to α = 1; dashed: 0.1"
-    return line_chart(rows, models, "epochs", "product", x_title="local epochs", y_title=y_title, log=True, level=MOVES)
+                rows.append({"series": model, "epochs": epochs, "product": abs(rounds[1]["hypergrad"])})
+    x = alt.X(
+        "epochs:Q", title="local epochs", scale=alt.Scale(type="log"), axis=alt.Axis(values=list(EPOCHS), format="d")
+    )
+    title = "inner product of the first two updates, added to a rate of 1"
+    y = alt.Y(
+        "product:Q",
+        title=title,
+        scale=alt.Scale(type="log", nice=True),
+        axis=alt.Axis(format="~g", values=[0.003, 0.01, 0.03, 0.1, 0.3, 1]),
+    )
+    lines = alt.Chart(alt.NamedData("rows")).encode(x=x, y=y, color=colour(models, legend=True))
+    line = alt.Chart(alt.NamedData("level")).mark_rule(strokeDash=[4, 4]).encode(y="product:Q")
+    marks = alt.layer(line, lines.mark_line(strokeWidth=2), lines.mark_point(filled=True, size=60, opacity=1))
+    return Chart(marks.properties(width="container", height=300), {"rows": rows, "level": [{"product": MOVES}]})

@@ -51,8 +51,10 @@ def markdown(name: str, parts: Sequence[Part], folders: Sequence[str], old: Part
     for part in parts:
         lines += [f"- scale {part['scale']}: {line}" for line in part["changes"]]
         lines += [] if part["changes"] else [f"- scale {part['scale']}: nothing in the setting"]
-    lines += [f"- {note}" for note in (*_ALWAYS, *experiment.notes)]
-    lines += ["", "## How the verdicts are reached", "", _RULES, "", "## Where this comes from", ""]
+    judged = bool(parts[0]["verdicts"])
+    lines += [f"- {note}" for note in (*(_ALWAYS if judged else ()), *experiment.notes)]
+    lines += ["", "## How the verdicts are reached", "", _RULES] if judged else []
+    lines += ["", "## Where this comes from", ""]
     lines += [f"- scale {part['scale']}: {'; '.join(part['provenance'])}" for part in parts]
     return "\n".join(lines) + "\n"
 
@@ -68,9 +70,10 @@ _ALWAYS = (
 _RULES = (
     f"Methods are compared by the mean over the evaluations in the last {100 * LAST:g} % of the rounds, on the seeds "
     f"that both have. With several seeds one mean is above another when it is so by {100 * SEEDS:g} points and by the "
-    f"standard error of the difference; with one seed, by {100 * ONE_SEED:g} points. At the scale paper some methods get "
-    "three seeds on mnist, chosen before the runs: FedAvg, the paper's four, and the best baseline of each figure by the "
-    "old small scale's first half of rounds (FedExP; FedAvg; FedAvg + Adam). The checks and their thresholds are code: `src/fedhyper/lab/paper/checks/`."
+    f"standard error of the difference; with one seed, by {100 * ONE_SEED:g} points. At the scale paper some methods "
+    "get three seeds on mnist, chosen before the runs: FedAvg, the paper's four, and the best baseline of each figure "
+    "by the old small scale's first half of rounds (FedExP; FedAvg; FedAvg + Adam). The checks and their thresholds "
+    "are code: `src/fedhyper/lab/paper/checks/`."
 )
 
 
@@ -78,9 +81,21 @@ def _unfinished(name: str, part: Part) -> list[str]:
     if part["done"] == part["planned"]:
         return []
     head = f"**Scale {part['scale']}: {part['done']} of {part['planned']} runs are there.** Missing:"
-    tasks = [line.partition(":")[0] for line in part["missing"]]
-    again = f"fedhyper reproduce {name} --scale {part['scale']} --tasks {','.join(tasks)} --pages docs/results"
-    return [head, "", *(f"- {line}" for line in part["missing"]), "", f"`{again}` goes on.", ""]
+    lines, tasks = [], []
+    for line in part["missing"]:
+        task = line.partition(":")[0]
+        heavy = _HEAVY.get((part["scale"], task))
+        lines.append(f"- {line}" + (f" ({heavy})" if heavy else ""))
+        tasks += [] if heavy else [task]
+    only = f" --tasks {','.join(tasks)}" if tasks else " --device cuda"
+    again = f"fedhyper reproduce {name} --scale {part['scale']}{only} --pages docs/results"
+    return [head, "", *lines, "", f"`{again}` goes on.", ""]
+
+
+_HEAVY = {
+    ("paper", "cifar10"): "ResNet-18, 200 rounds: work for a GPU",
+    ("paper", "shakespeare"): "600 rounds of a two-layer LSTM: work for a GPU",
+}
 
 
 def _claims_table(parts: Sequence[Part], old: Part | None) -> str:
@@ -185,7 +200,7 @@ _INDEX = (
 )
 _AFTER = (
     f"`own-rates` and `awake` are questions of ours, not the paper's. [{SHRUNK}]({SHRUNK}/README.md) has the pages of",
-    "the old small scale (100 images a client, two local epochs), where FedHyper-G could not move: see [awake](awake.md).",
+    "the old small scale (100 images a client, two local epochs), where G could not move: see [awake](awake.md).",
     "The learning-rate-free method from 25 pairs of initial rates: [robustness](robustness.md).",
     "",
 )
