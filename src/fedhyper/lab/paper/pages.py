@@ -137,8 +137,8 @@ def _words(parts: Sequence[Part], old: Part | None) -> list[str]:
     if not old:
         return []
     return [
-        f"“With less local work” is {OLD}. It is no verdict on the paper: updates there are so short that FedHyper's "
-        f"inner products hardly count beside its rates ([why](awake.md); [those pages]({SHRUNK}/README.md)).",
+        f"“With less local work” is {OLD}. It is no verdict on the paper: updates there are so short that FedHyper-G's "
+        f"rate hardly moves ([why](awake.md); [those pages]({SHRUNK}/README.md)).",
         "",
     ]
 
