@@ -72,7 +72,14 @@ What it shows: from one epoch to ten the product grows 24 to 68 times (the squar
 they learn). The size of the model hardly matters: 25 k and 407 k parameters give the same curve. At the old small scale
 the product is 0.005, and G's rate goes 1, 1.005, 1.011: G *was* FedAvg there, and “G is not above FedAvg” was true by
 construction and said nothing about the paper. At the paper's ten epochs the same rule goes 1, 1.36, 1.44. The cosine of
-two updates, which has no length in it, is 0.4 to 0.8 throughout: direction was never the problem.""",
+two updates, which has no length in it, is 0.4 to 0.8 throughout: direction was never the problem.
+
+FedHyper-SL adds the *same* number to the clients' rate of 0.01, which is bounded by 0.1, and so changes its verdict the
+other way round. At the old small scale the number was of the rate's own size: SL climbed step by step and won. At the
+paper's ten epochs 0.36 meets 0.01: the first update throws the rate to its upper bound, the next one to its lower
+([fig-sl](fig-sl.md)). What puts G to sleep suits SL, and what wakes G makes SL a switch between its bounds. FedHyper-CL
+compares gradients of single steps, whose length does not depend on how many there are, and keeps its verdicts so far
+([fig-cl](fig-cl.md)).""",
     notes=("One seed, three rounds: this shows orders of magnitude, not accuracies.",),
 )
 

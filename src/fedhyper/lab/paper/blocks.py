@@ -44,8 +44,9 @@ def middle_row(task: str, scale: Scale) -> tuple[Level, ...]:
 
 
 def own_rates(task: str, scale: Scale) -> tuple[Level, ...]:
-    """Local rates of which every method may choose its own."""
-    return tuple(Level(f"β {rate:g}", {"local_lr": rate}) for rate in (0.003, 0.01, 0.03, 0.1))
+    """Local rates of which every method may choose its own; at the scale smoke every second one."""
+    every = 2 if scale == "smoke" else 1
+    return tuple(Level(f"β {rate:g}", {"local_lr": rate}) for rate in (0.003, 0.01, 0.03, 0.1)[::every])
 
 
 def one_level(task: str, scale: Scale) -> tuple[Level, ...]:
