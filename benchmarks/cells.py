@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedhyper.errors import UserError
-from fedhyper.lab.config.model import make_config, put
+from fedhyper.lab.config.model import make_config
+from fedhyper.lab.config.toml import put
 from fedhyper.lab.results.metrics import late_accuracy
 from fedhyper.lab.results.stored import load_runs
 from fedhyper.lab.running.directory import read_config

@@ -1,218 +1,318 @@
-"""The learning-rate-free plan: hand-worked steps, laws that hold for any input, and toy problems from every start."""
+"""The learning-rate-free plan: its parts by hand and by law, and toy problems from every start."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import product
+from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedhyper import Adam, Auto, Average, Grafted, Momentum, PlanState, auto
+from fedhyper import Auto, Momentum, RoundReport, Seen, Server, ServerLoop, auto
+from fedhyper.automatic.damage import Damage
+from fedhyper.automatic.follow import Follow
+from fedhyper.automatic.ladder import HIGHEST, LOWEST, TRIED, Ladder
 
 ODD = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 1e300)
 
-
-def follow(plan: Auto, *rounds: tuple[list[float], float, float]) -> list[PlanState]:
-    """The state after each round of (delta, loss, |Δ_m|²/β²)."""
-    state, out = plan.init(), []
-    for delta, loss, slope in rounds:
-        state = plan.update(state, delta, loss=loss, sq_norm=slope * state.local_lr**2)
-        out.append(state)
-    return out
+# --- the ladder ---------------------------------------------------------------------------------------------------
 
 
-def rates(states: list[PlanState]) -> list[float]:
-    return [state.local_lr for state in states]
+def tried(ladder: Ladder, curve: dict[int, float], start: int) -> list[int]:
+    """The rungs a client tries, in order, when ``curve`` gives its scores; what is not in it blows up."""
+    order = []
+
+    def trial(rate: float) -> tuple[float, int]:
+        rung = round(math.log(rate, ladder.ratio))
+        order.append(rung)
+        return curve.get(rung, math.inf), rung
+
+    vote, _, best = ladder.climb(trial, start)
+    assert vote is None or vote == best
+    return order
+
+
+def test_a_client_climbs_until_two_in_a_row_are_no_better() -> None:
+    curve = {-3: 2.0, -2: 1.5, -1: 1.0, 0: 1.2, 1: 9.0, 2: 0.1}
+    assert tried(Ladder(), curve, -3) == [-3, -2, -1, 0, 1]  # 2 is never tried: rates far too high all look alike
+    assert Ladder().climb(lambda rate: (curve.get(round(math.log(rate, 10**0.5)), math.inf), rate), -3)[:2] == (-1, 1.0)
+
+
+def test_a_client_goes_down_while_its_lowest_is_best() -> None:
+    assert tried(Ladder(), {-5: 3.0, -4: 1.0, -3: 2.0}, -3) == [-3, -2, -1, -4, -5]
+
+
+def test_a_client_to_which_the_rate_makes_no_difference_abstains() -> None:
+    ladder = Ladder()
+    assert ladder.climb(lambda rate: (2.0, None), 0)[0] is None
+    assert ladder.climb(lambda rate: (math.nan, None), 0)[0] is None
+    assert ladder.vote({0: 1.0, 1: 1.0}) is None
+
+
+@given(st.dictionaries(st.integers(-6, 6), st.floats(), max_size=13), st.integers(-6, 6))
+def test_every_climb_ends_inside_the_grid(curve: dict[int, float], start: int) -> None:
+    order = tried(Ladder(), curve, start)
+    assert len(order) == len(set(order)) <= HIGHEST - LOWEST + 1
+    assert all(LOWEST <= rung <= HIGHEST for rung in order)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_where_climbing_begins_has_no_unit(scale: float) -> None:
+    """Weights and updates in another unit begin at the same rung; a model that moves ten times as far, two lower."""
+    ladder = Ladder()
+    assert ladder.start(1e-3 * scale, 10 * scale) == ladder.start(1e-3, 10)
+    assert ladder.start(1e-2 * scale, 10 * scale) == ladder.start(1e-3, 10) - 2
+    assert {ladder.start(odd, 1.0) for odd in (math.nan, 0.0, math.inf)} == {ladder.rung(TRIED)}
+
+
+@pytest.mark.parametrize(
+    ("votes", "rung"),
+    [
+        ([-1], -1),
+        ([-1, 0], -1),  #                              of two the lower
+        ([-2, -1, 5], -1),  #                          of three the median
+        ([-1] * 10, -1),
+        ([-1] * 6 + [0] * 4, -1),
+        ([-2, -1, -1, 0, 0, 0, 0, 1, 2, 3], -1 / 3),  # the mean of the third, fourth and fifth
+        ([-20, -20, -20, 0, 0, 0, 0, 0, 0, 0], -1 / 3),  # -20 counts as a rung below the median: -1, 0, 0
+    ],
+)
+def test_what_votes_lead_to(votes: list[int], rung: float) -> None:
+    for order in list(permutations(votes))[:5]:
+        assert Ladder().settle(order) == pytest.approx(10 ** (rung / 2))
+    assert math.isnan(Ladder().settle([]))
+
+
+@given(st.lists(st.integers(-3, 3), min_size=7, max_size=20), st.lists(st.integers(LOWEST, HIGHEST), max_size=3))
+def test_a_minority_of_liars_moves_the_rate_a_rung_beyond_the_honest_at_most(
+    honest: list[int], lies: list[int]
+) -> None:
+    rung = math.log(Ladder().settle([*honest, *lies]), 10**0.5)
+    assert min(honest) - 1 - 1e-9 <= rung <= max(honest) + 1e-9
+
+
+def test_where_clients_train_once_they_try_one_rung_each() -> None:
+    ladder = Ladder()
+    low, high = ladder.rung(1e-5), ladder.rung(10.0)
+    assert ladder.spread(13) == list(range(low, high + 1))
+    assert set(ladder.spread(40)) == set(ladder.spread(13))
+    assert {rung for t in range(5) for rung in ladder.spread(3, t)} == set(ladder.spread(13))
+    assert {rung for t in range(13) for rung in ladder.spread(1, t)} == set(ladder.spread(13))
+
+
+def test_what_single_tries_lead_to() -> None:
+    rungs, first = [-4, -3, -2, -1, 0, 1], [2.0] * 6
+    found = Ladder().weigh(rungs, [1.9, 1.6, 1.0, 1.1, 8.0, math.nan], first)
+    assert found.votes == ((-2, pytest.approx(0.4)),) * 6  # .05 .2 .5 .45 -1 -1, smoothed where it is not bad
+    assert found.used == {0, 1, 2}  # from the best down to two rungs below
+    assert Ladder().weigh(rungs, [2.1] * 6, first)[:2] == (frozenset({0}), ())  # nothing gained: nobody votes
+    without = Ladder().weigh(rungs, [2.0, 1.6, 1.0, 1.1, 8.0, math.nan])
+    assert without.votes[0][0] == -2  # the lowest rung's loss stands for what clients began with
+
+
+# --- follow -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(-1, 1) | st.sampled_from(ODD[:3]), max_size=300))
+def test_whatever_it_follows_the_rate_stays_within_the_factor(signals: list[float]) -> None:
+    follow, c = Follow(), 0.0
+    for t, h in enumerate(signals):
+        c = follow.update(c, h, t)
+        assert abs(c) <= math.log(follow.ratio) + 1e-12
+
+
+def test_steps_shrink_and_a_wrong_sign_costs_a_power_of_the_rounds() -> None:
+    follow = Follow(ratio=1e9, gain=2.0, wait=10.0)
+    assert follow.update(0.0, 1.0, 0) == pytest.approx(0.2)
+    assert follow.update(0.0, 1.0, 10) == pytest.approx(0.1)
+    c = 0.0
+    for t in range(1000):
+        c = follow.update(c, -1.0, t)
+    assert c == pytest.approx(-2 * math.log(1010 / 10), rel=0.05)  # not -200: neither frozen nor run away
+    assert follow.update(0.3, math.nan, 5) == 0.3
+
+
+# --- damage -------------------------------------------------------------------------------------------------------
+
+
+def judged(rounds: list[list[float]], unit: float = 0.1, shift: float = 0.0) -> list[str]:
+    rule = Damage()
+    state, verdicts = rule.init(), []
+    for losses in rounds:
+        state = rule.update(state, [loss + shift for loss in losses], unit)
+        verdicts.append(state.verdict)
+    return verdicts
+
+
+FALLING = [[2.3 - 0.2 * t] * 10 for t in range(8)]  # to 0.9
+
+
+def test_most_clients_have_to_meet_it() -> None:
+    assert judged([*FALLING, [0.9] * 5 + [9.0] * 5])[-1] == "good"  # the lower median
+    assert judged([*FALLING, [0.9] * 4 + [9.0] * 6])[-1] == "damaged"
+    assert judged([*FALLING, [0.9] * 4 + [math.nan] * 6])[-1] == "damaged"
+
+
+def test_a_little_worse_is_no_damage() -> None:
+    # recent is the median of the last ten, 1.5 here: damage begins at 0.8 of what was gained by then
+    assert judged([*FALLING, [1.6] * 10])[-1] == "fair"
+    assert judged([*FALLING, [2.1] * 10])[-1] == "fair"
+    assert judged([*FALLING, [2.4] * 10])[-1] == "damaged"
+    assert judged([*FALLING, [2.4] * 10], unit=2.0)[-1] == "fair"  # less than a client gains in a round
+    wide = [[loss - 1, loss - 1, loss - 1, *[loss] * 4, loss + 1, loss + 1, loss + 1] for loss, *_ in FALLING]
+    assert judged([*wide, [2.4] * 10])[-1] == "fair"  # clients differ by as much
+
+
+@pytest.mark.parametrize("shift", [-10.0, 1000.0])
+def test_only_differences_of_losses_count(shift: float) -> None:
+    rounds = [*FALLING, [1.6] * 10, [2.4] * 10, [1.0] * 10]
+    assert judged(rounds, shift=shift) == judged(rounds)
+
+
+def test_without_a_loss_nothing_is_held_against_the_weights() -> None:
+    assert judged([[], *FALLING, [], [2.4] * 10, []]) == ["good"] * 10 + ["damaged", "good"]
+
+
+def test_with_one_client_a_round_ten_of_them_decide() -> None:
+    healthy = [[2.3]] * 10 + [[1.0]] * 20
+    assert "damaged" not in judged([*healthy, *[[50.0], [1.0], [1.0]] * 5])
+    assert judged([*healthy, *[[50.0]] * 6])[-1] == "damaged"
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
 
 
 def test_by_hand() -> None:
-    plan = Auto(
-        probe=0.01, climb=3, hyper_lr=0.5, drive=0.1, momentum=0.5, brake=2, smoothing=0.5, slack=0.1, retreat=4
+    plan = Auto(ratio=10.0, voices=3, gain=1.0, wait=1.0)
+    state = plan.init()
+    assert (state.local_lr, state.climbs) == (0.01, True)
+    state = plan.update(state, Seen([1.0, 0.0], 0.0, (2.0, 2.0), 1.0, ((-2, 0.5), (-1, 0.5))))
+    assert state.local_lr == pytest.approx(0.01)  # two votes, the lower one; nothing to compare with
+    assert state.climbs
+    state = plan.update(state, Seen([1.0, 0.0], [1.0, 0.0], (1.9,), 1.0, ((-1, 0.5),)))
+    assert not state.climbs
+    assert state.local_lr == pytest.approx(0.1 * math.exp(1 / 2))  # -1, the median of three; h = 1, 1/(1 + 1)
+    state = plan.update(state, Seen([-1.0, 0.0], [1.0, 0.0], (1.8, 1.8, 1.8), 1.0))
+    assert state.hypergrad == -1.0
+    assert state.local_lr == pytest.approx(0.1 * math.exp(1 / 2 - 1 / 3))
+    state = plan.update(state, Seen([1.0, 0.0], [1.0, 0.0], (9.0, 9.0, 9.0), 1.0))
+    assert state.verdict == "damaged"
+    assert state.local_lr == pytest.approx(0.01)  # a rung lower, and no more above the ladder's
+    healed = plan.update(state, Seen([1.0, 0.0], 0.0, (1.8, 1.8, 1.8), 1.0))
+    assert healed.local_lr == pytest.approx(0.1 * 10 ** (-2 / 3))  # a third of it back, of ``voices`` rounds
+
+
+def test_a_host_that_shows_no_votes_stays_near_the_hint() -> None:
+    plan, state = auto(local_lr=0.02, global_lr=0.5), auto(local_lr=0.02, global_lr=0.5).init()
+    for _ in range(50):
+        state = plan.update(state, Seen([1.0], [1.0], (1.0,), 1.0))
+        assert not state.climbs
+        assert 0.01 <= state.local_lr <= 0.01 * 10**0.5 * 1.001
+
+
+def test_a_start_nobody_votes_in_ends() -> None:
+    plan, state = auto(), auto().init()
+    for _ in range(10):
+        assert state.climbs
+        state = plan.update(state, Seen([1.0], [1.0], (1.0,), 1.0, ()))
+    assert plan.update(state, Seen([1.0], [1.0], (1.0,), 1.0, ())).climbs is False
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.floats() | st.sampled_from(ODD), max_size=4),
+            st.floats(),
+            st.none() | st.lists(st.tuples(st.integers(-99, 99), st.floats()), max_size=4),
+            st.booleans(),
+        ),
+        max_size=40,
     )
-    states = follow(
-        plan,
-        ([1, 0], 2.0, 1.0),  #   climb × 3
-        ([1, 0], 2.0, 1.0),  #   climb × 3
-        ([1, 0], 2.0, 0.1),  #   saturated once: wait
-        ([0, 2], 2.0, 0.1),  #   twice: follow. h = 0: × e^(.5 · .1); M = (.5, 2)
-        ([3, 4], 1.0, 0.1),  #   h = 9.5 / (5 · √4.25): × e^(.5 · (h + .1)); smooth 1.5, its best; M = (3.25, 5)
-        ([0, -9], 2.0, 0.1),  #  h = -5 / √35.5625; smooth 1.75, p = .25 / min(1.5, .5); M = (1.625, -6.5)
-        ([0, -9], 2.1, 0.1),  #  .6 above 1.5, more than the .5 that had been gained: back, / 4
-        ([0, 1], 2.1, 0.1),  #   believed after a retreat. No direction, smooth 1.925, p = .85: × e^(.5 · (.1 - 1.445))
-        ([0, 1], math.nan, 0.1),  # back, / 4
-    )
-    cosines = [9.5 / (5 * math.sqrt(4.25)), -5 / math.sqrt(35.5625)]
-    assert [state.hypergrad for state in states[4:6]] == pytest.approx(cosines)
-    signals = [0.0, cosines[0], cosines[1] - 2 * 0.5**2, -2 * 0.85**2]
-    followed = [math.exp(0.5 * (signal + 0.1)) for signal in signals]
-    factors = [3, 3, 1, *followed[:3], 1 / 4, followed[3], 1 / 4]
-    assert states[5].parts[0].before == pytest.approx([1.625, -6.5])
-    # Δ alone while it climbs; a retreat forgets the step
-    assert [state.momentum for state in states] == [0.0] * 3 + [0.5] * 3 + [None, 0.5, None]
-    assert rates(states) == pytest.approx(list(0.01 * np.cumprod(factors)), rel=1e-12)
-    assert [state.rollback for state in states] == [False] * 6 + [True, False, True]
-    assert {state.global_lr for state in states} == {1.0}
-    # the climb has ended in round 4; before that no weights are known to be good
-    assert [state.settled for state in states] == [False] * 3 + [True] * 6
-    # the mean begins with the first real progress (round 5), and again after each retreat
-    assert [state.newest for state in states] == [1, 1, 1, 1, 1, 17 / 18, 1, 1, 1]
-
-
-@pytest.mark.parametrize(("recency", "shares"), [(0.0, [1, 1 / 2, 1 / 3]), (1.0, [1, 2 / 3, 1 / 2])])
-def test_the_mean_weighs_its_newest_round_by_recency(recency: float, shares: list[float]) -> None:
-    states = follow(Auto(recency=recency, smoothing=1.0), *[([1.0], loss, 1.0) for loss in (2.0, 1.0, 1.0, 1.0)])
-    assert [state.newest for state in states[1:]] == pytest.approx(shares)
-
-
-def test_one_odd_cohort_does_not_end_the_climb() -> None:
-    states = follow(Auto(), *[([1.0], 2.0, slope) for slope in (1, 0.3, 1, 0.3, 1)])
-    assert rates(states) == pytest.approx([0.003, 0.003, 0.009, 0.009, 0.027])
-
-
-def test_with_one_local_step_a_falling_loss_ends_the_climb() -> None:
-    losses = (2.0, 2.0, 1.89, 1.89, 1.89)  # 5 % below the first, twice
-    states = follow(
-        Auto(drive=0.0, momentum=0.0), *[([float(i % 2), float(1 - i % 2)], x, 1.0) for i, x in enumerate(losses)]
-    )
-    assert rates(states) == pytest.approx([0.003, 0.009, 0.009, 0.009, 0.009])
-
-
-def test_clients_that_shoot_up_after_flattening_are_not_believed() -> None:
-    states = follow(Auto(), *[([1.0], 2.0, slope) for slope in (1, 0.8, 9)])
-    assert [state.rollback for state in states] == [False, False, True]
-    assert rates(states)[-1] == pytest.approx(0.009 / 30)  # retreat · climb · what momentum adds to a step
-
-
-def test_updates_lost_to_rounding_are_a_reason_to_climb() -> None:
-    states = follow(Auto(), *[([1.0], 2.0, slope) for slope in (0, 0, 1, 50, 900)])
-    assert not any(state.rollback for state in states)
-    assert rates(states)[-1] == pytest.approx(0.001 * 3**5)
-
-
-def test_below_the_probe_it_climbs_twice_as_fast() -> None:
-    states = follow(Auto(local_lr=1e-5), *[([1.0], 2.0, 1.0)] * 4)
-    assert rates(states) == pytest.approx([9e-5, 8.1e-4, 7.29e-3, 2.187e-2])
-
-
-def test_no_start_is_believed_above_the_probe() -> None:
-    assert [Auto(local_lr=b, global_lr=a).init().local_lr for b, a in ((1.0, 10.0), (1e-4, 0.1))] == [1e-3, 1e-5]
-    assert auto(local_lr=0.02, global_lr=0.5) == Auto(local_lr=0.02, global_lr=0.5)
-    assert auto().requires == {"delta", "loss", "sq_norm"}
-
-
-@pytest.mark.parametrize("loss", ODD)
-@pytest.mark.parametrize("sq_norm", ODD)
-def test_any_input_leaves_rates_finite_and_in_bounds(loss: float, sq_norm: float) -> None:
-    plan = Auto(bound=1e4)
-    for entry, lead in product((*ODD, 1.0), range(3)):
-        state = plan.init()
-        for _ in range(lead):
-            state = plan.update(state, [1.0, 1.0], loss=2.0, sq_norm=1e-6)
-        for _ in range(20):
-            state = plan.update(state, [entry, 1.0], loss=loss, sq_norm=sq_norm)
-            assert 1e-3 / 1e4 * 0.999 <= state.local_lr <= 1e-3 * 1e4 * 1.001
-            assert state.global_lr == 1.0
-        for _ in range(9):
-            state = plan.lost(state)
-        state = plan.update(state, [1.0, 1.0], loss=2.0, sq_norm=1e-6)
-        assert math.isfinite(state.local_lr)
-
-
-def test_a_delta_that_is_not_finite_is_forgotten() -> None:
-    states = follow(Auto(climb=1.0, saturated=1.0), ([1, 0], 1.0, 1), ([math.nan, 0], 1.0, 0.5), ([2, 0], 1.0, 0.5))
-    assert math.isnan(states[1].hypergrad)
-    assert states[2].hypergrad == 1.0
+)
+def test_any_input_leaves_the_rate_finite_and_inside_the_stated_range(rounds: list) -> None:  # type: ignore[type-arg]
+    """From a rung below the lowest to one above the highest rate of the grid, two lower after damage."""
+    plan = auto()
+    state = plan.init()
+    low, high = 10 ** ((LOWEST - 3) / 2), 10 ** ((HIGHEST + 1) / 2)
+    for losses, entry, votes, nonsense in rounds:
+        if nonsense:
+            state = plan.nonsense(state)
+        else:
+            shown = None if votes is None else tuple(votes)
+            state = plan.update(state, Seen([entry, 1.0], [1.0, 0.0], tuple(losses), 1.0, shown))
+        assert low * 0.99 <= state.local_lr <= high * 1.01
+        assert state.global_lr == 1.0
 
 
 def test_pure() -> None:
-    plan = Auto()
-    old = plan.update(plan.init(), np.array([0.1, 0.2]), loss=1.0, sq_norm=0.1)
-    once, twice = (plan.update(old, np.array([0.2, 0.1]), loss=0.9, sq_norm=0.2) for _ in range(2))
-    assert once[:4] == twice[:4]
-    assert once.parts[1] == twice.parts[1]
-    assert old.parts[1].seen == 1
+    plan, seen = auto(), Seen(np.array([0.1, 0.2]), 0.0, (1.0,) * 10, 1.0, ((-1, 0.1),) * 10)
+    once, twice = plan.update(plan.init(), seen), plan.update(plan.init(), seen)
+    assert once == twice
 
 
-Step = Callable[[np.ndarray, float], tuple[np.ndarray, float, float]]
+def test_momentum_grows_to_its_value() -> None:
+    assert auto().optimizer == Momentum(momentum=0.8, warmup=2.0)
+    state, shares = Momentum(momentum=0.8, warmup=2.0).init(), []
+    for _ in range(12):
+        before = state.mean
+        direction, state = Momentum(momentum=0.8, warmup=2.0).update(state, 1.0)
+        shares.append((direction - 1.0) / before if before else 0.0)
+    assert shares == pytest.approx([min(0.8, k / (k + 2)) for k in range(12)])
 
 
-def quadratic(rng: np.random.Generator, noise: float) -> Step:
-    """Ten clients, five local steps each on Σ c_i (w_i − o_i)²/2, c from 0.1 to 3, with their own minima o near 1."""
-    curvature = np.geomspace(0.1, 3.0, 20)
+CURVATURE = np.geomspace(0.1, 3.0, 20)
 
-    def round_(w: np.ndarray, lr: float) -> tuple[np.ndarray, float, float]:
-        optima = 1 + noise * rng.standard_normal((10, 20))
-        local = np.tile(w, (10, 1))
-        loss = float((curvature * (local - optima) ** 2).sum(1).mean() / 2)
+
+def train(lr: float, noise: float, rounds: int = 60, clients: int = 13, shift: float = 0.0) -> tuple[float, int]:
+    """Clients with five steps each on Σ c_i (w_i − o_i)²/2, their minima o near 1: the loss left, and the rollbacks."""
+    rng, server, back = np.random.default_rng(0), Server(np.zeros(20), auto(local_lr=lr)), 0
+    for _ in range(rounds):
+        optima = 1 + noise * rng.standard_normal((clients, 20))
+        local = np.tile(server.weights, (clients, 1))
+        rates, losses = np.array(server.rates(clients))[:, None], []
         with np.errstate(over="ignore", invalid="ignore"):
             for _ in range(5):
-                local = local - lr * curvature * (local - optima)
-            deltas = w - local
-            return deltas.mean(0), loss, float((deltas**2).sum(1).mean())
-
-    return round_
-
-
-def train(plan: Auto, noise: float, rounds: int = 80) -> tuple[float, int]:
-    """The distance to the minimum's loss at the end, and the number of retreats."""
-    round_, w, good = quadratic(np.random.default_rng(0), noise), np.zeros(20), np.zeros(20)
-    state, retreats, step = plan.init(), 0, np.zeros(20)
-    for _ in range(rounds):
-        delta, loss, sq_norm = round_(w, state.local_lr)
-        state = plan.update(state, delta, loss=loss, sq_norm=sq_norm)
-        retreats += state.rollback
-        step = np.zeros(20) if state.rollback else delta + (state.momentum or 0.0) * step
-        good = w if state.settled and not state.rollback else good
-        w = good if state.rollback else w - state.global_lr * step
-    return float((np.geomspace(0.1, 3.0, 20) * (w - 1) ** 2).sum() / 2), retreats
+                losses.append((CURVATURE * (local - optima) ** 2).sum(1) / 2 + shift)
+                local = local - rates * CURVATURE * (local - optima)
+            means = np.mean(losses, 0)
+        back += server.step(list(server.weights - local), loss=losses[0], train_loss=means).action == "rollback"
+    return float((CURVATURE * (server.averaged - 1) ** 2).sum() / 2), back
 
 
-@pytest.mark.parametrize(("noise", "reached"), [(0.0, 1e-6), (0.5, 0.2), (1.0, 0.6)])
-def test_a_healthy_quadratic_run_never_retreats(noise: float, reached: float) -> None:
-    loss, retreats = train(Auto(), noise)
-    assert loss < reached  # from 8.6
-    assert retreats == 0
-
-
-def test_the_rate_that_did_damage_is_not_tried_again_at_once() -> None:
-    plan = Auto(hyper_lr=0.4, drive=9.0)  # eager to rise
-    state = plan.lost(follow(plan, ([1.0], 2.0, 1.0), ([1.0], 2.0, 1.0))[-1])  # 0.009 did damage
-    for _ in range(5):
-        state = plan.update(state, [1.0], loss=2.0, sq_norm=state.local_lr**2)
-    # with momentum it would have been a fifth; five rounds forget a little
-    assert state.local_lr == pytest.approx(0.009 / 5 / math.sqrt(6) * math.exp(5 * 0.1))
+@pytest.mark.parametrize("clients", [13, 4, 1])
+@pytest.mark.parametrize(("noise", "reached"), [(0.0, 1e-2), (0.5, 0.5)])
+def test_a_healthy_run_ends_well_and_never_goes_back(noise: float, reached: float, clients: int) -> None:
+    loss, back = train(0.01, noise, clients=clients)
+    assert loss < (0.6 if clients == 1 else reached)  # from 8.6; one client a round tries one rate a round
+    assert back <= (noise > 0 and clients < 10)  # ten clients that differ are an odd ten at times
 
 
 def test_every_start_reaches_the_same_loss() -> None:
-    losses = [train(Auto(local_lr=lr), 0.1)[0] for lr in (1e-5, 1e-4, 1e-2, 1.0, 10.0)]
-    assert max(losses) < 0.02  # from 8.6
-    assert losses[2] == losses[3] == losses[4]
+    assert len({train(lr, 0.1) for lr in (1e-6, 1e-2, 100.0)}) == 1
 
 
-def test_a_grafted_optimizer_keeps_its_direction_at_a_multiple_of_the_length_of_delta() -> None:
-    delta = np.array([3.0, 4.0])
-    for inner in (Average(), Momentum(momentum=0.9), Adam()):
-        server, state, plain = Grafted(inner, times=2.0), Grafted(inner).init(), inner.init()
-        for _ in range(3):
-            direction, state = server.update(state, delta)
-            expected, plain = inner.update(plain, delta)
-            assert np.linalg.norm(direction) == pytest.approx(10.0)
-            assert direction / 10 == pytest.approx(expected / np.linalg.norm(expected))
-    assert not Grafted(Momentum()).update(Momentum().init(), 0 * delta)[0].any()
+def test_the_loop_takes_its_optimizer_and_mean_from_the_plan() -> None:
+    loop = ServerLoop(Auto(momentum=0.5, recency=0.0))
+    state = loop.init(np.zeros(1))
+    for _ in range(3):
+        state, _ = loop.update(state, RoundReport(np.ones(1)))
+    # steps 1, 1 + 1/3, 1 + 1/2 · 4/3; the mean of the three weights
+    assert state.now.weights == pytest.approx(-(1 + 4 / 3 + 5 / 3))
+    assert state.mean.weights == pytest.approx(-(1 + 7 / 3 + 4) / 3)
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
         ("local_lr", 0.0),
-        ("probe", math.nan),
-        ("climb", 0.5),
-        ("slack", 0.0),
-        ("smoothing", 1.5),
-        ("brake", -1.0),
+        ("ratio", 1.0),
+        ("voices", 0),
+        ("wait", 0.0),
+        ("share", 1.5),
         ("momentum", 1.0),
+        ("recency", -1.0),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting: str, value: float) -> None:

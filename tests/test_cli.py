@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import fedhyper
-from fedhyper.lab import commands
 from fedhyper.lab.cli import main
+from fedhyper.lab.commands import run as run_command
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
 from fedhyper.lab.running.live import LiveTable
@@ -198,7 +198,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], toml: str
 
 
 def test_a_bug_keeps_its_traceback(toml: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "default_out", lambda *_: 1 / 0)
+    monkeypatch.setattr(run_command, "default_out", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["run", toml])
 

@@ -16,20 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedhyper.errors import UserError
-from fedhyper.lab.config.model import (
-    CHANGEABLE,
-    Config,
-    PartitionConfig,
-    config_hash,
-    differences,
-    dump,
-    load_config,
-    make_config,
-    parse_override,
-    shown,
-)
+from fedhyper.errors import UserError, shown
+from fedhyper.lab.config.identity import CHANGEABLE, config_hash, differences
+from fedhyper.lab.config.model import Config, PartitionConfig, dump, load_config, make_config
 from fedhyper.lab.config.options import option_defaults
+from fedhyper.lab.config.toml import parse_override
 from fedhyper.lab.methods_table import markdown
 from fedhyper.sim.methods import Option, make_method, method_names, method_options
 from fedhyper.sim.registry import METHODS, TASKS

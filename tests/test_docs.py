@@ -110,6 +110,28 @@ def test_the_picture_is_what_its_script_draws() -> None:
     assert (ROOT / "docs/img/idea.svg").read_text(encoding="utf-8") == drawing
 
 
+API = runpy.run_path(str(ROOT / "docs/make_api.py"))
+
+
+def test_the_page_of_the_api_is_what_its_script_writes() -> None:
+    command = "python docs/make_api.py docs/api.md"
+    assert (ROOT / "docs/api.md").read_text(encoding="utf-8") == API["page"](), f"run: {command}"
+
+
+def test_every_argument_of_the_api_is_explained() -> None:
+    assert API["undocumented"]() == []
+
+
+def test_the_search_for_what_is_not_explained_can_fail() -> None:
+    def half(told: int, untold: int) -> None:
+        """One is told.
+
+        told  what it does
+        """
+
+    assert [bool(row.help) for row in API["arguments"](half)] == [True, False]
+
+
 PAGE = """
 # A page
 ```python

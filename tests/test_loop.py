@@ -46,7 +46,7 @@ class Scripted:
     """A plan that gives the verdicts it is told to, one a round, at fixed rates."""
 
     requires = frozenset(("delta",))
-    compares, products_only, graft = "step", False, None
+    compares, products_only, graft, ladder = "step", False, None, None
 
     def __init__(self, *verdicts: str, optimizer: Any = None, average: Any = None, graft: float | None = None) -> None:
         self.verdicts, self.graft = verdicts, graft
@@ -54,7 +54,7 @@ class Scripted:
         self.seen: list[Seen] = []
 
     def init(self) -> PlanState:
-        return PlanState(1.0, 0.1, "trial", 0.0, 0)
+        return PlanState(1.0, 0.1, "good", 0.0, 0)
 
     def update(self, state: PlanState, seen: Seen) -> PlanState:
         self.seen.append(seen)
@@ -74,8 +74,10 @@ def reports(seed: int, rounds: int) -> list[RoundReport]:
     made = []
     for t in range(rounds):
         delta = rng.normal(size=5) * 0.3 + 0.1
-        loss = None if t % 5 == 3 else 2.0 / (t + 1) + (9.0 if t % 7 == 6 else 0.0)
-        made.append(RoundReport(delta, loss, float(delta @ delta) * 1.5, delta[:2] * 0.1))
+        loss = 2.0 / (t + 1) + (9.0 if t % 7 == 6 else 0.0)
+        losses = () if t % 5 == 3 else tuple(loss + 0.01 * i for i in range(10))
+        votes = ((-2, 0.5),) * 10 if t == 0 else None
+        made.append(RoundReport(delta, losses, float(delta @ delta) * 1.5, delta[:2] * 0.1, votes=votes))
     made[2] = RoundReport()
     made[4] = RoundReport(refused=3)
     return made
@@ -129,7 +131,7 @@ class TestLaws:
         assert after.local_lr <= state.local_lr
 
     def test_a_missing_loss_is_never_a_reason_to_go_back(self, plan: Any, optimizer: Any) -> None:
-        rounds = [r._replace(loss=None) for r in reports(2, 20)]
+        rounds = [r._replace(losses=()) for r in reports(2, 20)]
         done = run(ServerLoop(plan, optimizer), rounds)
         assert "rollback" not in {decision.action for _, decision in done}
         assert all(0 < state.local_lr < math.inf for state, _ in done)
@@ -147,13 +149,13 @@ class TestLaws:
                 assert same(state.before, 0.0)
                 assert decision.forget
             if decision.action == "step":
-                assert state.good is (before.good if state.plan.verdict == "trial" else before.now)
+                assert state.good is (before.now if state.plan.verdict == "good" else before.good)
 
     def test_weights_that_overflow_are_nonsense(self, plan: Any, optimizer: Any) -> None:
         loop = ServerLoop(plan, optimizer)
         state = loop.init(np.full(3, -1e308))
         with np.errstate(over="ignore", invalid="ignore"):
-            after, decision = loop.update(state, RoundReport(np.full(3, 1.7e308), 1.0, 1.0))
+            after, decision = loop.update(state, RoundReport(np.full(3, 1.7e308), (1.0,), 1.0))
         assert np.isfinite(after.now.weights).all()
         assert decision.action in ("idle", "rollback", "step")
 
@@ -177,7 +179,7 @@ class TestLaws:
 
 
 def test_the_order_of_events_by_hand() -> None:
-    plan = Scripted("trial", "good", "good", "damaged", "good", optimizer=Momentum(momentum=0.5), average=LastRounds(0))
+    plan = Scripted("fair", "good", "good", "damaged", "good", optimizer=Momentum(momentum=0.5), average=LastRounds(0))
     loop = ServerLoop(plan)
     state = loop.init(vector(10.0))
     weights, means, goods, actions = [], [], [], []
@@ -187,11 +189,11 @@ def test_the_order_of_events_by_hand() -> None:
         means.append(float(state.mean.weights[0]))
         goods.append(float(state.good.weights[0]))
         actions.append(decision.action)
-    # steps: 1 (trial); 2 + ½·1; 4 + ½·2.5; back to the weights before the last step; 1, from nothing
+    # steps: 1; 2 + ½·1; 4 + ½·2.5; back to the weights before the last step; 1, from nothing
     assert weights == [9.0, 6.5, 1.25, 6.5, 5.5]
     assert actions == ["step", "step", "step", "rollback", "step"]
-    assert goods == [10.0, 9.0, 6.5, 6.5, 6.5]  # the trial's start stays good until a round is believed
-    assert means == [9.0, 6.5, (6.5 + 1.25) / 2, 6.5, 5.5]  # begins anew after the trial and after the rollback
+    assert goods == [10.0, 9.0, 6.5, 6.5, 6.5]  # what was only fair is not returned to
+    assert means == pytest.approx([9.0, 7.75, (9 + 6.5 + 1.25) / 3, 6.5, 5.5])  # begins anew after the rollback
     # Δ is compared with the step made before, momentum in it; after a rollback with nothing
     assert [float(np.sum(seen.before)) for seen in plan.seen] == [0.0, 1.0, 2.5, 5.25, 0.0]
 

@@ -385,7 +385,7 @@ def test_a_checkpoint_of_something_else(tmp_path: Path, values: dict[str, Any]) 
 
 @pytest.mark.parametrize("state", [None, [], [1, 2], {"tensor": "x"}, "x", [[]] * 11])
 def test_a_state_that_is_none(tmp_path: Path, state: Any) -> None:
-    from fedhyper.lab.config.model import config_hash
+    from fedhyper.lab.config.identity import config_hash
 
     out = broken(tmp_path / "run", 3)
     size = (out / "metrics.jsonl").stat().st_size

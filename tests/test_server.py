@@ -150,5 +150,5 @@ def test_the_edges_of_the_settings_are_allowed() -> None:
 
 @pytest.mark.parametrize("optimizer", [Average(), Momentum()])
 def test_what_has_no_use_for_squares_keeps_none(optimizer: ServerOptimizer) -> None:
-    assert optimizer.init() == (0.0, 0.0)
+    assert optimizer.init() == (0.0, 0.0, 0)
     assert optimizer.update(optimizer.init(), 2.0)[1].square == 0.0

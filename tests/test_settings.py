@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
+from fedhyper.averages import LastRounds
 from fedhyper.baselines import Constant, Decay, FedExP
+from fedhyper.client.constants import DeltaConstants, PolyakConstants, ProximalConstants
 from fedhyper.optimizers import Adagrad, Adam, Momentum, Yogi
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
 from fedhyper.settings import Setting, check_settings, setting, settings_of
-from fedhyper.sim.local.constants import DeltaConstants, PolyakConstants, ProximalConstants
 
 RULES = [
     *(FedHyperG, FedHyperSL, FedHyperCL, Constant, Decay, FedExP, Momentum, Adagrad, Adam, Yogi),
-    *(DeltaConstants, PolyakConstants, ProximalConstants),
+    *(DeltaConstants, PolyakConstants, ProximalConstants, LastRounds),
 ]
 
 

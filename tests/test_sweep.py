@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedhyper.errors import CheckpointRefused, StorageError, UserError
-from fedhyper.lab.config.model import read_toml
+from fedhyper.lab.config.toml import read_toml
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.lab.sweep.display import SweepQuiet, closing, describe
 from fedhyper.lab.sweep.grid import MAX_NAME, Cell, cell_name, make_cells, parse_axes, parse_axis

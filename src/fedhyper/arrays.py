@@ -95,14 +95,22 @@ def _flat(piece: Array) -> Array:
     return piece.reshape(-1) if len(getattr(piece, "shape", ())) > 1 else piece
 
 
+def _sum(fresh: Array, x: Array) -> Array:
+    """``x + fresh`` in the memory of ``fresh``, which nobody else holds: a model more to allocate takes as long."""
+    if getattr(fresh, "dtype", None) != getattr(x, "dtype", None):
+        return x + fresh  # the wider of the two
+    fresh += x
+    return fresh
+
+
 def plus(a: Array, times: float, b: Array) -> Array:
     """``a + times · b``; where either is the number 0, ``a`` itself: not even inf · 0 is added."""
-    return a if times == 0 or (is_number(b) and b == 0) else each(lambda x, y: x + times * y, a, b)
+    return a if times == 0 or (is_number(b) and b == 0) else each(lambda x, y: _sum(times * y, x), a, b)
 
 
 def blend(old: Array, new: Array, share: float) -> Array:
     """``old + share · (new − old)``; at 1 ``new`` itself. Not torch.lerp, whose bits depend on how threads cut it."""
-    return new if share == 1 else each(lambda x, y: x + share * (y - x), old, new)
+    return new if share == 1 else each(lambda x, y: _sum((y - x) * share, x), old, new)
 
 
 def inner(a: Array, b: Array) -> Array:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from fedhyper.arrays import Array, blend, is_number
+from fedhyper.arrays import Array, blend
+from fedhyper.settings import check_settings, setting
 
 
 class Model(NamedTuple):
-    """What a server sends: trained weights, and statistics (BatchNorm's), which are averaged and never stepped."""
+    """What a server sends.
+
+    weights     what is trained: stepped by the server
+    statistics  what is averaged and never stepped, such as BatchNorm's; 0.0: there are none
+    """
 
     weights: Array
-    statistics: Array = 0.0  # 0.0: there are none
+    statistics: Array = 0.0
 
 
 class Averaging(Protocol):
@@ -49,17 +53,18 @@ class LastTwo:
 class LastRounds:
     """mean + (η + 1)/(k + η) · (w − mean) after k rounds: a window over the newest that grows with the run.
 
-    recency  η ≥ 0, without unit: the mean reaches back about k/(η + 1) rounds. 0 weighs all rounds alike; raising it
-             stays closer to the newest weights, and a large one (1e9) is no mean at all
+    Of k rounds it reaches back about k/(η + 1).
     """
 
-    recency: float = 16.0
+    recency: float = setting(
+        16.0,
+        "η: 0 weighs all rounds alike; raising it stays closer to the newest weights",
+        low=0,
+        cure="a large one (1e9) is no mean at all",
+    )
 
     def __post_init__(self) -> None:
-        if not (is_number(self.recency) and 0 <= self.recency < math.inf):
-            raise ValueError(
-                f"recency must be a finite number of at least 0, got {self.recency!r}; a large one is no mean at all"
-            )
+        check_settings(self)
 
     def update(self, mean: Model, before: Model, after: Model, count: int) -> Model:
         """The mean, moved towards ``after``."""

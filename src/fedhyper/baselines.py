@@ -16,7 +16,7 @@ from fedhyper.settings import check_settings, setting
 class Constant:
     """lr_t = lr: plain FedAvg, for either rate."""
 
-    lr: float = setting(1.0, "initial rate", above=0)
+    lr: float = setting(1.0, "initial rate; raising it makes every step longer", above=0)
     requires: ClassVar[tuple[str, ...]] = ()
     products_only: ClassVar[bool] = True
 
@@ -36,9 +36,13 @@ class Constant:
 class Decay:
     """lr_t = lr · factor^t, t the round counted from 0: the paper's Decay-G and Decay-SL with factor 0.995."""
 
-    lr: float = setting(1.0, "initial rate", above=0)
+    lr: float = setting(1.0, "initial rate; raising it makes every step longer", above=0)
     factor: float = setting(
-        0.995, "what a round multiplies the rate with; 1 is slowest", above=0, high=1, cure="1 holds the rate still"
+        0.995,
+        "what a round multiplies the rate with; raising it slows the decay",
+        above=0,
+        high=1,
+        cure="1 holds the rate still",
     )
     requires: ClassVar[tuple[str, ...]] = ()
     products_only: ClassVar[bool] = True

@@ -5,7 +5,7 @@
 
 The plan decides the rates and judges the weights; everything that is done about it is here:
 
-    step = optimizer(Δ_t)            started afresh while the plan tries rates out
+    step = optimizer(Δ_t)
     w    = w − α_t · step            or back to the last good weights, if these were damaged
     mean = average(mean, w)          what is evaluated and kept
 
@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from fedhyper.arrays import Array, inner, plus
 from fedhyper.automatic.auto import auto
+from fedhyper.automatic.ladder import Tries
 from fedhyper.averages import Averaging, Model
 from fedhyper.guard import all_finite
 from fedhyper.optimizers import Moments, ServerOptimizer
@@ -30,21 +31,26 @@ class RoundReport(NamedTuple):
     """What the clients of one round sent, summed up over those that can be believed. Every field may be missing.
 
     delta       Σ p_m Δ_m, Δ_m = before − after; None: there is no usable update
-    loss        mean of the clients' losses at the weights they were sent, of any sign. None: nobody reports one, and
-                the round says nothing about damage; not finite: the weights are damaged
+    losses      the clients' losses at the weights they were sent, of any sign: one each, or their mean alone where
+                single clients are not seen. Empty: nobody reports one, and the round says nothing about damage; one
+                that is not finite counts as a very high one
     sq_norm     Σ p_m |Δ_m|². None: |Δ|², which it cannot be below, stands for it
     statistics  the clients' mean of what is averaged and never stepped. None: it stays what it was
     refused     replies that came but could not be believed. None of them usable says that the rate was too high;
                 nobody answering (0) says nothing
+    votes       (rung, what was gained) of each client that tried rates out. None: the host cannot let them
+    tries       where clients try one rate each, ``Ladder.weigh``'s
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
     """
 
     delta: Array | None = None
-    loss: float | None = None
+    losses: tuple[float, ...] = ()
     sq_norm: float | None = None
     statistics: Array | None = None
     refused: int = 0
+    votes: tuple[tuple[int, float], ...] | None = None
+    tries: Tries = ()
     aggregate: Array | None = None
     stepped: Array | None = None
 
@@ -67,22 +73,38 @@ class Decision(NamedTuple):
 
 
 class LoopState(NamedTuple):
-    """Everything that changes from round to round."""
+    """Everything that changes from round to round.
 
-    round: int  # rounds done
-    now: Model  # to send next
-    good: Model  # where a rollback returns to
-    mean: Model  # to evaluate and to keep
-    averaged: int  # rounds in the mean
+    round     rounds done
+    now       to send next
+    good      where a rollback returns to
+    mean      to evaluate and to keep
+    averaged  rounds in the mean
+    plan      the rates, the verdict and the plan's memory
+    moments   the server optimizer's memory
+    before    what the next Δ is compared with: the last one, or the last step; 0: nothing yet, or not any more
+    idle      rounds in a row without a usable update
+    """
+
+    round: int
+    now: Model
+    good: Model
+    mean: Model
+    averaged: int
     plan: PlanState
-    moments: Moments  # the optimizer's memory
-    before: Array  # what the next Δ is compared with: the last one, or the last step; 0: nothing yet, or not any more
-    idle: int  # rounds in a row without a usable update
+    moments: Moments
+    before: Array
+    idle: int
 
     @property
     def local_lr(self) -> float:
         """β_t, for the clients of the next round."""
         return self.plan.local_lr
+
+    @property
+    def climbs(self) -> bool:
+        """Whether the clients of the next round are to try rates out, if they can."""
+        return self.plan.climbs
 
 
 @dataclass(frozen=True)
@@ -119,16 +141,16 @@ class ServerLoop:
         if delta is None:
             return self._idle(state, refused=report.refused > 0)
         sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
-        plan = self.plan.update(state.plan, Seen(delta, state.before, report.loss, sq_norm))
+        plan = self.plan.update(
+            state.plan, Seen(delta, state.before, report.losses, sq_norm, report.votes, report.tries)
+        )
         if plan.verdict == "damaged":
             good, fresh = state.good, self.steps_with.init()
             back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)
             return _decided(back, "rollback", forget=True)
 
-        trial = plan.verdict == "trial"
         if report.stepped is None:
-            # what an optimizer remembers of rates that were tried out would lead it astray
-            direction, moments = self.steps_with.update(self.steps_with.init() if trial else state.moments, delta)
+            direction, moments = self.steps_with.update(state.moments, delta)
         else:
             direction, moments = plus(state.now.weights, -1.0, report.stepped), state.moments
         rate = plan.global_lr * self._graft(delta, direction)
@@ -141,19 +163,19 @@ class ServerLoop:
         if not all_finite(weights):
             return self._idle(state, refused=True)
         now = Model(weights, state.now.statistics if report.statistics is None else report.statistics)
-        averaged = 0 if trial else state.averaged + 1
+        averaged = state.averaged + 1
         new = LoopState(
             round=state.round + 1,
             now=now,
-            good=state.good if trial else state.now,
-            mean=now if trial else self.keeps.update(state.mean, state.now, now, averaged),
+            good=state.now if plan.verdict == "good" else state.good,
+            mean=self.keeps.update(state.mean, state.now, now, averaged),
             averaged=averaged,
             plan=plan,
             moments=moments,
             before=direction if self.plan.compares == "step" else delta,
             idle=0,
         )
-        return _decided(new, "step", forget=trial)
+        return _decided(new, "step", forget=False)
 
     def _graft(self, delta: Array, direction: Array) -> float:
         """Adam's direction has no unit: under a plan whose rates are in lengths of Δ it is given a multiple of that.

@@ -19,10 +19,11 @@ _TAU = "τ, added to the root of the squares; raising it makes steps shorter and
 
 
 class Moments(NamedTuple):
-    """Running mean of deltas and of their squares; a number stands for an array full of it."""
+    """Running mean of deltas and of their squares; a number stands for an array full of it; ``steps`` so far."""
 
     mean: Array = 0.0
     square: Array = 0.0
+    steps: int = 0
 
 
 class ServerOptimizer(Protocol):
@@ -56,11 +57,15 @@ class Average:
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum:
-    """m_t = μ m_t-1 + Δ_t, direction = m_t: FedAvgM, the same as ``torch.optim.SGD(momentum=μ)`` on Δ."""
+    """m_t = μ_t m_t-1 + Δ_t, direction = m_t: FedAvgM, the same as ``torch.optim.SGD(momentum=μ)`` on Δ.
+
+    μ_t = μ, or with a warm-up min(μ, k/(k + warmup)) in step k, counted from 0: a memory no longer than the run.
+    """
 
     momentum: float = setting(
         0.9, "μ, share of the last server step in the next one; higher is smoother and slower to turn", low=0, below=1
     )
+    warmup: float = setting(0.0, "steps after which half of a long memory is reached; 0: at once", low=0)
     unitless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -72,8 +77,10 @@ class Momentum:
 
     def update(self, state: Moments, delta: Array) -> tuple[Array, Moments]:
         """m_t, twice: it is both the direction and the state."""
-        mean = plus(delta, self.momentum, state.mean)
-        return mean, Moments(mean)
+        k = state.steps
+        share = min(self.momentum, k / (k + self.warmup)) if self.warmup else self.momentum
+        mean = plus(delta, share, state.mean)
+        return mean, Moments(mean, steps=k + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,17 @@
     state = plan.init()                    local_lr goes to the clients
     state = plan.update(state, seen)       after they answered: global_lr for this round's step, local_lr for the next
 
-A plan reads the aggregate and two scalars, all of which survive secure aggregation.
+A plan reads the aggregate, the clients' losses or their mean, and in its start one vote a client.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fedhyper.arrays import Array
+from fedhyper.automatic.ladder import Ladder, Tries
 from fedhyper.averages import Averaging, Newest
 from fedhyper.baselines import Constant
 from fedhyper.optimizers import Average, ServerOptimizer
@@ -19,32 +21,43 @@ from fedhyper.schedulers import LRState, Rule
 
 
 class Seen(NamedTuple):
-    """What a plan is shown of a round; see ``loop.RoundReport`` for the scalars.
+    """What a plan is shown of a round; see ``loop.RoundReport``.
 
     delta    Δ_t, the aggregate
     before   what it is compared with: Δ_t-1, or the step the server made last (``compares``); 0: there is none
-    loss     mean loss of the clients at the weights they were sent; None: nobody reports one
+    losses   the clients' losses at the weights they were sent, or their mean alone; empty: nobody reports one
     sq_norm  Σ p_m |Δ_m|²
+    votes    (rung, what was gained) of each client that tried rates out; None: none could
+    tries    where clients try one rate each: all tries so far, from which they voted (``Ladder.weigh``)
     """
 
     delta: Array
-    before: Array
-    loss: float | None
-    sq_norm: float
+    before: Array = 0.0
+    losses: tuple[float, ...] = ()
+    sq_norm: float = math.nan
+    votes: tuple[tuple[int, float], ...] | None = None
+    tries: Tries = ()
 
 
 class PlanState(NamedTuple):
     """The two rates, a verdict on the weights that the clients were sent, and what the plan remembers.
 
-    verdict    "good": they can be returned to; "trial": rates are being tried out, nobody knows yet; "damaged"
+    global_lr  α_t above 0, which this round's step is multiplied with
+    local_lr   β_t+1 above 0, for the clients' next round
+    verdict    "good": they can be returned to; "fair": there were better ones; "damaged": go back
     hypergrad  what moved the rates; NaN: it could not be used
+    memory     the plan's own, made of numbers, arrays, tuples and NamedTuples, so that it can be saved
+    climbs     whether the clients of the next round are to try rates out (``automatic.ladder``)
+    tries      what was tried so far, one rate a client
     """
 
     global_lr: float
     local_lr: float
-    verdict: Literal["good", "trial", "damaged"]
+    verdict: Literal["good", "fair", "damaged"]
     hypergrad: float
     memory: Any
+    climbs: bool = False
+    tries: Tries = ()
 
 
 class Plan(Protocol):
@@ -52,7 +65,7 @@ class Plan(Protocol):
 
     @property
     def requires(self) -> frozenset[str]:
-        """Which of delta, loss and sq_norm ``update`` reads; the rest need not be measured."""
+        """Which of delta, losses and sq_norm ``update`` reads; the rest need not be measured."""
 
     @property
     def compares(self) -> Literal["delta", "step"]:
@@ -73,6 +86,10 @@ class Plan(Protocol):
     @property
     def average(self) -> Averaging:
         """What is evaluated and kept, unless the loop is given another."""
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """How clients try rates out when the plan asks for it; None: it never does."""
 
     def init(self) -> PlanState:
         """The rates before the first round."""
@@ -99,6 +116,7 @@ class Pair:
 
     compares: Literal["delta"] = field(default="delta", init=False, repr=False)
     graft: None = field(default=None, init=False, repr=False)
+    ladder: None = field(default=None, init=False, repr=False)
     optimizer: ServerOptimizer = field(default_factory=Average, init=False, repr=False)
 
     @property

@@ -20,10 +20,15 @@ from fedhyper.settings import check_settings, setting
 
 
 class LRState(NamedTuple):
-    """Everything that changes: the rate, the direction before, and the hypergradient seen last (NaN: ignored)."""
+    """Everything that changes.
+
+    lr         the rate in force, above 0
+    before     the direction seen last; 0, the neutral element, makes the first hypergradient zero without an `if`
+    hypergrad  what moved the rate last; NaN or infinite: it was ignored
+    """
 
     lr: Array
-    before: Array = 0.0  # the neutral element: the first hypergradient is zero without an `if`
+    before: Array = 0.0
     hypergrad: Array = 0.0
 
 
@@ -43,7 +48,7 @@ class Rule(Protocol):
 class _Hypergradient:
     """The settings all three share."""
 
-    lr: float = setting(help="initial rate", above=0)
+    lr: float = setting(help="initial rate; raising it makes the first steps longer", above=0)
     bound: float = setting(
         help="γ: the rate stays in [lr/γ, lr·γ]; raising it lets the rate go further from its start",
         unit="a factor",
@@ -141,8 +146,9 @@ class FedHyperSL(FedHyperG):
 class FedHyperCL(_Hypergradient):
     """FedHyper-CL: one client's local rate, every step. β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K), γ = 10.
 
-    ``local_steps`` is K, this client's number of local steps in this round; an array gives each of a batch its own.
     ``update(state, grad, delta)``; step 0 uses exactly the rate the server sent. In the first round Δ_t-1 is 0.
+
+    local_steps  K ≥ 1, this client's steps in this round (an array: of each client); raising it gives Δ_t-1 less say
     """
 
     lr: float = 0.01
@@ -189,7 +195,10 @@ class FedHyperCL(_Hypergradient):
 
 
 class Scheduler:
-    """A rule and its state, in the manner of ``torch.optim.lr_scheduler``: ``lr = scheduler.step(delta)``."""
+    """A rule and its state, in the manner of ``torch.optim.lr_scheduler``: ``lr = scheduler.step(delta)``.
+
+    rule  what moves the rate: FedHyperG, FedHyperSL, FedHyperCL, Constant, Decay, FedExP, or one of yours
+    """
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule

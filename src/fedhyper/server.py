@@ -1,10 +1,14 @@
 """``Server``: the server's side of a loop of your own, in the manner of ``torch.optim``.
 
-server = Server(weights)                                     # learning-rate-free, unless you name a plan
-for t in range(rounds):
-    replies = [train(server.weights, client, lr=server.local_lr) for client in sample(clients)]
-    server.step([before - after for ...], loss=[...])        # one update and one loss a client, or their means
-evaluate(server.averaged)
+    server = Server(weights)                                     # learning-rate-free, unless you name a plan
+    for t in range(rounds):
+        cohort = sample(clients)
+        replies = [train(server.weights, c, lr) for c, lr in zip(cohort, server.rates(len(cohort)))]
+        server.step([update of each], loss=[before it trained], train_loss=[mean of its local steps])
+    evaluate(server.averaged)
+
+In the first round the clients try different rates out, which is what ``train_loss`` is for; from then on all of
+``server.rates(n)`` are ``server.local_lr``.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
 from fedhyper.automatic.auto import auto
+from fedhyper.automatic.ladder import Tried
 from fedhyper.averages import Averaging
 from fedhyper.guard import all_finite
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
@@ -41,6 +46,7 @@ class Server:
     ) -> None:
         self.loop = ServerLoop(auto() if plan is None else plan, optimizer, average)
         self.state: LoopState = self.loop.init(weights)
+        self._rungs: list[int] = []  # what the clients of this round try out
 
     @property
     def weights(self) -> Array:
@@ -67,27 +73,42 @@ class Server:
         """Rounds done."""
         return self.state.round
 
+    def rates(self, clients: int) -> list[float]:
+        """A local rate for each of the clients of the next round: different ones while the plan has them tried out."""
+        ladder = self.loop.plan.ladder
+        if not self.state.climbs or ladder is None:
+            return [self.local_lr] * clients
+        self._rungs = ladder.spread(clients, self.round)
+        return [ladder.rate(rung) for rung in self._rungs]
+
     def step(
         self,
         update: Array,
         *,
         loss: float | Sequence[float] | None = None,
+        train_loss: Sequence[float] | None = None,
         examples: Sequence[float] | None = None,
         sq_norm: float | None = None,
     ) -> Decision:
         """One round. What was done comes back: ``action`` is "step", "rollback" or "idle".
 
-        update    before − after: a list with one for each client (none that is not finite is used), or their mean
-        loss      each client's loss at the weights it was sent, before it trained, or their mean; None: not known
-        examples  each client's weight in the means; None: all alike
-        sq_norm   with a mean: the mean of the clients' |before − after|², if you know it
+        update      before − after: a list with one for each client (none that is not finite is used), or their mean
+        loss        each client's loss at the weights it was sent, before it trained, or their mean; None: not known
+        train_loss  each client's mean loss over its local steps, which says which of ``rates`` was best
+        examples    each client's weight in the means; None: all alike
+        sq_norm     with a mean: the mean of the clients' |before − after|², if you know it
         """
+        rungs, self._rungs = self._rungs, []
         if not self._is_list_of_clients(update):
-            mean = loss if loss is None or is_number(loss) else float(loss)  # type: ignore[arg-type]
+            losses = () if loss is None else (float(loss),) if is_number(loss) else tuple(map(float, loss))  # type: ignore[arg-type]
             usable = all_finite(update)
-            report = RoundReport(update if usable else None, mean, sq_norm, refused=not usable)
+            report = RoundReport(update if usable else None, losses, sq_norm, refused=not usable)
         else:
-            report = _summed_up(list(update), loss, examples)
+            ladder, tried = self.loop.plan.ladder, None
+            if ladder is not None and rungs and train_loss is not None:
+                first = None if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
+                tried = ladder.weigh(rungs, list(map(float, train_loss)), first, self.state.plan.tries)
+            report = _summed_up(list(update), loss, examples, tried)
         self.state, decision = self.loop.update(self.state, report)
         return decision
 
@@ -112,16 +133,23 @@ class Server:
 
 
 def _summed_up(
-    updates: list[Array], losses: float | Sequence[float] | None, examples: Sequence[float] | None
+    updates: list[Array],
+    losses: float | Sequence[float] | None,
+    examples: Sequence[float] | None,
+    tried: Tried | None,
 ) -> RoundReport:
-    """The means over the clients whose update is finite."""
+    """The means over the clients whose update is finite, and that tried no rate far from the best."""
     shares = [1.0] * len(updates) if examples is None else [float(share) for share in examples]
     if len(shares) != len(updates):
         raise ValueError(f"examples has {len(shares)} numbers for {len(updates)} updates; give one for each client")
     if any(not 0 <= share < math.inf for share in shares):
         raise ValueError(f"examples must be finite numbers of at least 0, got {shares}")
-    usable = [i for i, update in enumerate(updates) if shares[i] > 0 and all_finite(update)]
-    refused = len(updates) - len(usable)
+    given = [] if losses is None else [float(losses)] if is_number(losses) else list(map(float, losses))  # type: ignore[arg-type]
+    if len(given) not in (0, len(updates)) and not is_number(losses):
+        raise ValueError(f"loss has {len(given)} numbers for {len(updates)} updates; give one for each client")
+    near = range(len(updates)) if tried is None else sorted(tried.used)
+    usable = [i for i in near if shares[i] > 0 and all_finite(updates[i])]
+    refused = 0 if tried is not None else len(updates) - len(usable)  # rates tried out may well have been too high
     if not usable:
         return RoundReport(refused=refused)
     total = sum(shares[i] for i in usable)
@@ -129,14 +157,9 @@ def _summed_up(
     for i in usable[1:]:
         delta = plus(delta, shares[i] / total, updates[i])
     sq_norm = sum(shares[i] / total * float(inner(updates[i], updates[i])) for i in usable)
-    if losses is None or is_number(losses):
-        loss = losses
-    else:
-        given = list(losses)  # type: ignore[arg-type]
-        if len(given) != len(updates):
-            raise ValueError(f"loss has {len(given)} numbers for {len(updates)} updates; give one for each client")
-        loss = sum(shares[i] / total * float(given[i]) for i in usable)
-    return RoundReport(delta, loss, sq_norm, refused=refused)
+    votes = None if tried is None else tried.votes
+    tries = () if tried is None else tried.tries
+    return RoundReport(delta, tuple(given), sq_norm, refused=refused, votes=votes, tries=tries)
 
 
 def _to_plain(value: Any) -> Any:
@@ -151,4 +174,7 @@ def _from_plain(value: Any, like: Any) -> Any:
             keys = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"a saved {type(like).__name__} has the keys {', '.join(like._fields)}, got {keys}")
         return type(like)(**{name: _from_plain(value[name], getattr(like, name)) for name in like._fields})
-    return tuple(_from_plain(a, b) for a, b in zip(value, like, strict=True)) if type(like) is tuple else value
+    if type(like) is not tuple:
+        return value
+    models = [*like, *[None] * (len(value) - len(like))]  # a plain tuple may grow
+    return tuple(_from_plain(item, model) for item, model in zip(value, models, strict=False))

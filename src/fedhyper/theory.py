@@ -24,14 +24,20 @@ def theorem1(
     local_steps: int,
     rounds: int,
 ) -> Theorem1:
-    """min_t E|∇F(w_t)|² < O(P/√(MkT) + Q/(kT)) with, for γ_α, γ_β, σ², ρ² and M, k, T in this order of arguments,
+    """Theorem 1, min_t E|∇F(w_t)|² < O(P/√(MkT) + Q/(kT)), with
 
         P = (γ_β⁴ σ² + 1) γ_α                                                                               (Eq. 22)
         Q = M σ² ([(k−1)γ_β⁴ + 1]² − γ_β⁻²) + M ρ² ([(k−1)γ_β² + 1]² − γ_β⁻² [(k−1)γ_β⁻² + 1])              (Eq. 23)
 
-    in units of |∇F|². The appendix writes bounds for |a|₂ where it means |a|₂²: (k−1)γ_β⁴ + 1 bounds the *square* of
-    the norm of a, whose entries are at most γ_β². With that reading the formulas are as printed, and we compute what is
-    printed; Eq. 23 squares that bound once more and is therefore looser than it has to be, not wrong.
+    in units of |∇F|². The appendix writes bounds for |a|₂ and means |a|₂², a's entries being at most γ_β². Read so,
+    the formulas are right as printed, and so computed; Eq. 23 squares a bound once more than needed and is looser.
+
+    global_bound   γ_α ≥ 1, a factor; raising it raises P
+    local_bound    γ_β ≥ 1, a factor; raising it raises P and Q, fast
+    variance       σ² ≥ 0, of a client's gradients; raising it raises P and Q
+    dissimilarity  ρ² ≥ 0, of the clients; raising it raises Q
+    clients_per_round, local_steps   M clients ≥ 1 in a round, each with k ≥ 1 steps
+    rounds         T ≥ 1; raising it lowers the error
     """
     for name, value, low in (
         ("global_bound", global_bound, 1),

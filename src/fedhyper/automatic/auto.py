@@ -1,184 +1,138 @@
-"""Learning-rate-free: one plan that ends near a tuned rate from any initial one, from the aggregate and two scalars.
+"""Learning-rate-free: no rate to choose, for any client optimizer, from the aggregate, losses, and one vote a client.
 
-    climb    β ← climb · β          while |Δ_m|²/β² stays what it was: the round is linear, and nothing has been risked
-    follow   β ← β · exp(κ · (h + drive − brake·p²)),   h = cos(Δ_t, M_t-1),   M_t = Δ_t + momentum · M_t-1
-    retreat  β ← β / retreat        back to the last good weights, when the loss says that they were damaged; a climb
-                                    that did damage has done it a round or two before it shows: back to where it began
+    start    the clients of the first round try rates out; most of them decide        ladder.py
+    follow   within a factor of it, the hypergradient moves the rate, less and less   follow.py
+    damage   if most clients meet weights that were damaged: back, and a rung lower   damage.py
+    step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − M_t                       optimizers.py
+    keep     a mean over about the last quarter of the run                            averages.py
 
-M is the server's step, so h is the hypergradient of what was really done. Against Δ_t-1 alone it has up to twice the
-noise, and where cohorts differ it is far below 0 at any rate: they undo each other's work in a few steep directions,
-most of which M has averaged away. As a run settles h sinks and the rate with it, a decay that nobody has to choose. At
-rates far too high h is noise around 0, which pulls nothing back; p does: in [0, 1], how far the smoothed loss lies
-above its best, in units of what there is to lose (the best itself late in a run, the progress since the first round
-early in it). From the climb on, the weights to evaluate and to keep are a mean of the last few rounds', which takes out
-the rest of the to and fro.
-docs/results/robustness.md has the roads not taken, with figures.
+The start may take several rounds (fewer than ``voices`` clients a round), during which every client climbs by itself.
+A host that cannot let clients climb shows no votes; the rate then stays within ``ratio`` of what it was given.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median_low
 from typing import ClassVar, Literal, NamedTuple
 
-from fedhyper.arrays import cosine, is_number
+from fedhyper.arrays import cosine
+from fedhyper.automatic.damage import Damage, DamageState
+from fedhyper.automatic.follow import Follow
+from fedhyper.automatic.ladder import HIGHEST, LOWEST, Ladder
 from fedhyper.averages import LastRounds
-from fedhyper.guard import check_positive, clamp
 from fedhyper.optimizers import Momentum
 from fedhyper.plan import PlanState, Seen
+from fedhyper.settings import check_settings, setting
+
+MOST_CUTS = 2.0  # rungs: a rate ten times too high by the votes is reached, and a floor to come back from
 
 
 class AutoState(NamedTuple):
-    """What ``Auto`` remembers beside the rate. Lengths are ln(|Δ_m|²/β²)."""
+    """What ``Auto`` remembers; the rate in force is ``base`` · e^``c`` · ratio^−``cuts``."""
 
-    early: bool = True  # neither damage nor real progress yet: it may climb
-    seen: int = 0  # rounds that were believed
-    length: float = math.nan  # its mean over the climb
-    flat: float = 1.0  # the newest length against that mean, as a ratio
-    acts: bool = False  # whether the newest round gave a sign that the rate is no longer too small to matter
-    first: float = math.nan  # the first round's loss
-    smooth: float = math.nan  # the loss, exponentially smoothed
-    best: float = math.inf  # the lowest smoothed one
-    returned: bool = False  # whether the round before was a retreat
-    ceiling: float = math.inf  # a rate that did damage, less a little; forgotten in some ten rounds
+    phase: Literal["start", "follow"] = "start"
+    t: int = 0  # rounds with a usable update
+    base: float = math.nan  # the rate that votes led to, or that was given
+    votes: tuple[int, ...] = ()
+    gains: tuple[float, ...] = ()  # what the voters gained
+    c: float = 0.0
+    cuts: float = 0.0  # rungs below what it would be, for damage; heals
+    times: int = 0  # how often there was damage
+    damage: DamageState = DamageState()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Learning-rate-free: climb, follow, retreat (see above). The initial rates are where it starts, if that is low.
+    """The learning-rate-free plan. ``local_lr`` is a hint: where clients' rates begin in a host that shows no votes.
 
-    Only the product of the two rates moves the model while steps are small, so there is one budget: it starts as
-    min(global_lr · local_lr, probe), is spent on the local rate, and the global rate is 1. A run that starts high may
-    be past saving after one round (dead ReLUs keep a loss of ln 10), so no start is believed above ``probe``.
-
-    probe      highest rate of the first round
-    climb      factor a round while the clients' rounds are linear; its square below ``probe``
-    saturated  |Δ_m|²/β² below this share of its mean, or a loss slack/8 below the first, twice in a row: no climb
-    hyper_lr   κ, step size in log space
-    drive      under noise the greedy rate (h = 0) is below the best one
-    momentum   share of the last step in the next one, and of what the cosine remembers; none while it climbs
-    brake      weight of the loss against the cosine, by p²: a little above the best is nothing
-    smoothing  weight of the newest loss in the smoothed one
-    slack      share of the first loss that is taken for noise
-    retreat    divisor after damage
-    recency    η ≥ 0: of k rounds in the mean the newest weighs (η + 1)/(k + η); 0: all alike
-    bound      the rate stays within [start/bound, start·bound]
+    Seven constants, none of them a rate: ratio, voices, gain, wait, share, momentum, recency.
     """
 
-    local_lr: float = 0.01
-    global_lr: float = 1.0
-    probe: float = 1e-3
-    climb: float = 3.0
-    saturated: float = 0.5
-    hyper_lr: float = 0.4
-    drive: float = 0.05
-    momentum: float = 0.8
-    brake: float = 10.0
-    smoothing: float = 0.3
-    slack: float = 0.2
-    retreat: float = 2.0
-    recency: float = 16.0
-    bound: float = 1e6
-    requires: ClassVar[frozenset[str]] = frozenset(("delta", "loss", "sq_norm"))
+    local_lr: float = setting(0.01, "a hint, used only where clients cannot try rates out", above=0)
+    global_lr: float = setting(1.0, "multiplies the hint; the global rate itself is 1", above=0)
+    ratio: float = setting(
+        10**0.5, "factor between two rates that are tried, and how far the rate may move from the best", above=1
+    )
+    voices: int = setting(10, "clients that decide anything; raising it is slower and surer", low=1)
+    gain: float = setting(2.0, "step of the rate's logarithm, in rounds; raising it follows faster and noisier", low=0)
+    wait: float = setting(10.0, "rounds until that step has halved; raising it follows longer", above=0)
+    share: float = setting(0.8, "share of what was gained so far whose loss counts as damage", above=0, high=1)
+    momentum: float = setting(0.8, "share of the last server step in the next one; higher is smoother", low=0, below=1)
+    recency: float = setting(
+        3.0,
+        "the mean that is kept spans about 1/(1 + recency) of the run; raising it stays nearer the newest",
+        low=0,
+    )
+    requires: ClassVar[frozenset[str]] = frozenset(("delta", "losses"))
     compares: ClassVar[Literal["step"]] = "step"
     products_only: ClassVar[bool] = True
     graft: ClassVar[float] = 3.0
 
     def __post_init__(self) -> None:
-        for name in ("local_lr", "global_lr", "probe", "hyper_lr"):
-            check_positive(name, getattr(self, name))
-        for name in ("climb", "retreat", "bound"):
-            value = getattr(self, name)
-            if not (is_number(value) and 1 <= value < math.inf):
-                raise ValueError(f"{name} is a factor and must be at least 1, got {value!r}; 1 switches it off")
-        for name in ("saturated", "smoothing", "slack"):
-            value = getattr(self, name)
-            if not (is_number(value) and 0 < value <= 1):
-                raise ValueError(f"{name} is a share and must be in (0, 1], got {value!r}")
-        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}; 0 switches it off")
-        for name in ("drive", "brake", "recency"):
-            value = getattr(self, name)
-            if not (is_number(value) and 0 <= value < math.inf):
-                cure = "a large one switches the mean off" if name == "recency" else "0 switches it off"
-                raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}; {cure}")
+        check_settings(self)
 
     @property
-    def start(self) -> float:
-        """The first round's local rate."""
-        return min(self.local_lr * self.global_lr, self.probe)
+    def ladder(self) -> Ladder:
+        """How the start is made."""
+        return Ladder(self.ratio, self.voices)
 
     @property
     def optimizer(self) -> Momentum:
-        """The server's step has momentum."""
-        return Momentum(momentum=self.momentum)
+        """The server's step has momentum, which grows over the first rounds."""
+        return Momentum(momentum=self.momentum, warmup=2.0)
 
     @property
     def average(self) -> LastRounds:
-        """A mean of the last few rounds."""
+        """A mean of the last rounds."""
         return LastRounds(self.recency)
 
     def init(self) -> PlanState:
-        """The whole budget as the local rate."""
-        return PlanState(1.0, self.start, "trial", 0.0, AutoState())
+        """The clients of the first round try rates out."""
+        hint = self.local_lr * self.global_lr
+        return PlanState(1.0, hint, "good", 0.0, AutoState(base=hint), climbs=True)
 
     def update(self, state: PlanState, seen: Seen) -> PlanState:
-        """Climb, follow or retreat. A round without a loss says nothing about damage; what was known of it stays."""
-        rate, old = state.local_lr, state.memory
-        loss, sq_norm = seen.loss, seen.sq_norm
-        first = loss if math.isnan(old.first) and loss is not None else old.first
-        known = loss is not None and not math.isnan(old.first)
-        damaged = known and not old.returned and loss - old.best > self._stake(old.best, first)
-        if damaged or not (loss is None or math.isfinite(loss)) or not 0 <= sq_norm < math.inf:
-            return self.nonsense(state)
-        length = math.log(sq_norm) - 2 * math.log(rate) if sq_norm else old.length
-        flat = math.exp(min(length - old.length, 700.0)) if math.isfinite(old.length) and sq_norm else 1.0
-        if old.early and old.flat < 1 and flat > self.climb:  # it flattened and now shoots up: clients diverge
-            return self.nonsense(state)
+        """Count votes, judge the weights, follow the hypergradient."""
+        old, ladder = state.memory, self.ladder
+        votes, gains, base = old.votes, old.gains, old.base
+        if old.phase == "start" and seen.votes is not None:
+            usable = [(rung, gain) for rung, gain in seen.votes if LOWEST <= rung <= HIGHEST]
+            # tries of one rate each are pooled before anyone votes: the newest votes say it all
+            votes = (*(() if seen.tries else votes), *(rung for rung, _ in usable))
+            gains = (*gains, *(gain for _, gain in usable if 0 <= gain < math.inf))
+            base = ladder.settle(votes) if votes else base
+        # enough have voted, or nobody ever will: a host that shows no votes is not waited for
+        heard, enough = (len(seen.tries), len(ladder.window)) if seen.tries else (len(votes), self.voices)
+        starting = old.phase == "start" and seen.votes is not None and heard < enough and old.t < enough
+        phase: Literal["start", "follow"] = "start" if starting else "follow"
 
-        smooth, best, p, falls = old.smooth, old.best, 0.0, False
-        if loss is not None:
-            smooth = (1 - self.smoothing) * smooth + self.smoothing * loss if known else loss
-            best = min(best, smooth)
-            stake = self._stake(best, first)
-            p = min((smooth - best) / stake, 1.0) if stake > 0 else 0.0
-            falls = loss < (1 - self.slack / 8) * first
+        damage = Damage(self.share, self.voices).update(old.damage, seen.losses, median_low(gains) if gains else 0.0)
         h = float(cosine(seen.delta, seen.before))
-        # with one local step |Δ_m|²/β² cannot fall, but the loss can: either says that the rate has begun to act
-        acts = flat < self.saturated or falls
-        early = old.early and not smooth < (1 - self.slack) * first
-        climbing = early and not (acts and old.acts)  # one such round may be an odd cohort: wait for the next
-        if climbing:
-            factor = 1.0 if acts else self.climb**2 if rate < self.probe else self.climb
-        else:
-            factor = math.exp(self.hyper_lr * (h + self.drive - self.brake * p * p))
-        # forgotten in some ten rounds: where cohorts differ the alarm may have been false
-        ceiling = old.ceiling * math.exp(self.hyper_lr / 4)
-        lr = clamp(min(rate * factor, ceiling), self.start / self.bound, self.start * self.bound, keep=rate)
-
-        n = old.seen
-        if not math.isfinite(old.length) or flat > self.climb:  # nothing yet, or too small for the dtype until now
-            mean = length
-        else:
-            mean = (n * old.length + length) / (n + 1) if climbing else old.length
-        memory = AutoState(early, n + 1, mean, flat, acts, first, smooth, best, False, ceiling)
-        return PlanState(1.0, lr, "trial" if climbing else "good", h, memory)
-
-    def _stake(self, best: float, first: float) -> float:
-        """What there is to lose: the best loss, or what has been gained so far; at least the noise."""
-        return max(min(best, first - best), self.slack * first)
+        if damage.verdict == "damaged":
+            return self._cut(state, old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage))
+        c = Follow(self.ratio, self.gain, self.wait).update(old.c, h, old.t)
+        healed = max(0.0, old.cuts - 1 / (self.voices * old.times)) if old.times else 0.0
+        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, damage)
+        tries = seen.tries if starting else ()
+        return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting, tries=tries)
 
     def nonsense(self, state: PlanState) -> PlanState:
-        """Retreat: to the last good weights, which are then believed whatever their loss, at a lower rate."""
-        old = state.memory
-        # the climb may have been a step too far before; and it had no momentum, which makes steps 1/(1 − μ) × as long
-        factor = self.retreat * self.climb if old.early else self.retreat
-        longer = 1 / (1 - self.momentum) if old.early else 1.0
-        lr = clamp(state.local_lr / (factor * longer), self.start / self.bound, math.inf, keep=state.local_lr)
-        memory = old._replace(early=False, returned=True, ceiling=lr * math.sqrt(factor))
-        return PlanState(1.0, lr, "damaged", math.nan, memory)
+        """Every reply was refused: clients diverge. As damage, and they climb no more."""
+        return self._cut(state, state.memory._replace(phase="follow"))
+
+    def _cut(self, state: PlanState, memory: AutoState) -> PlanState:
+        """A rung less, which comes back in ``voices`` rounds, the second time in twice as many."""
+        memory = memory._replace(
+            t=memory.t + 1, c=min(memory.c, 0.0), cuts=min(memory.cuts + 1, MOST_CUTS), times=memory.times + 1
+        )
+        return PlanState(1.0, self._rate(memory), "damaged", math.nan, memory, climbs=memory.phase == "start")
+
+    def _rate(self, memory: AutoState) -> float:
+        return float(memory.base * math.exp(memory.c) * self.ratio**-memory.cuts)
 
 
 def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:
-    """The plan to use when you do not know the rates: it starts from these, or lower, and finds its own."""
+    """The plan to use when you do not know the rates: it finds them. ``local_lr`` is a hint and need not be given."""
     return Auto(local_lr=local_lr, global_lr=global_lr)

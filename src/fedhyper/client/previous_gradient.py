@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,17 @@ class Remembering(Optimizer):
             self.state[pack.owner]["before"] = piece.clone() if again and not own else piece
             if not own:
                 self._kept[pack.owner] = (piece, piece._version)
+
+
+def checked_rate(lr: Any) -> float:
+    """A rate that may come from a server: checked again here."""
+    try:
+        rate = float(lr)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise ValueError(f"lr must be a finite number above 0, got {lr!r}; train this round with the last good rate")
+    return rate
 
 
 def evaluate(closure: Callable[[], Any] | None) -> Any:

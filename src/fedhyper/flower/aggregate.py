@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
+from fedhyper.automatic.ladder import Ladder, Tried
 from fedhyper.flower import wrapped
 from fedhyper.flower.layout import Arrays, Layout, Opened, mean, views
 from fedhyper.flower.losses import TRAIN_LOSS, Losses, first_number, reported, sq_distances
 from fedhyper.flower.nodes import Roster
 from fedhyper.flower.replies import Expected, NodeReply, Refusal, sift
-from fedhyper.flower.wire import SQ_NORM
+from fedhyper.flower.wire import LOSS, SQ_NORM
 from fedhyper.loop import RoundReport
 
 
@@ -54,6 +56,7 @@ class Aggregator:
 
     requires        what the plan reads, see ``Plan.requires``
     aggregate_only  the replies are masked: the inner strategy's result is all there is to see
+    ladder          how clients try rates out; None: they never do
     """
 
     strategy: Strategy
@@ -61,6 +64,7 @@ class Aggregator:
     requires: frozenset[str]
     losses: Losses
     aggregate_only: bool
+    ladder: Ladder | None = None
 
     def __call__(
         self, server_round: int, sent: Opened, messages: list[Message], expected: Expected, roster: Roster
@@ -87,6 +91,7 @@ class Aggregator:
         errors = [message for message in messages if message.has_error()]
         believed, rejected = sift((message for message in messages if not message.has_error()), expected)
         believed = roster.in_order(believed)
+        believed, tried = self._near_the_best(believed, expected)
         nothing = Aggregate(RoundReport(refused=len(rejected)), believed, rejected, wrapped.memory(self.strategy))
         if not believed:
             return nothing
@@ -112,7 +117,7 @@ class Aggregator:
         if self.aggregate_only:
             rows, weights = [dict(metrics or {})], [1.0]
             counters = {name: after[name] for name in layout.counters}
-        loss = self.losses.mean(rows, weights)
+        losses = self.losses.values(rows)
         if "sq_norm" in self.requires and sq_norm is None:
             sq_norm = reported(SQ_NORM, rows, weights)
         if readable:
@@ -123,10 +128,12 @@ class Aggregator:
         statistics = {name: (raw if steps else after)[name] for name in layout.statistics}
         report = RoundReport(
             delta=delta,
-            loss=loss,
+            losses=losses,
             sq_norm=sq_norm,
             statistics=statistics or None,
             refused=len(rejected),
+            votes=None if tried is None else tried.votes,
+            tries=() if tried is None else tried.tries,
             aggregate=None if steps else trained,
             stepped=trained if steps else None,
         )
@@ -135,8 +142,31 @@ class Aggregator:
             report=report,
             counters=counters,
             came=Opened(record, after),
-            train_loss=loss if train_loss is None else train_loss,
+            train_loss=fmean(losses) if train_loss is None and losses else train_loss,
         )
+
+    def _near_the_best(self, believed: list[NodeReply], expected: Expected) -> tuple[list[NodeReply], Tried | None]:
+        """While clients try rates out: the replies whose rate was about the best, and the votes for it.
+
+        Without a training loss nobody can tell: then those that were sent the lowest rate are used, and nobody votes.
+        """
+        rungs = expected.rungs
+        asked = [reply for reply in believed if reply.node in rungs]
+        if self.ladder is None or not asked:
+            return believed, None
+        means = [first_number(reply.metrics, TRAIN_LOSS) for reply in asked]
+        known = [(reply, value) for reply, value in zip(asked, means, strict=True) if value is not None]
+        if not known:
+            lowest = min(rungs[reply.node] for reply in asked)
+            return [reply for reply in asked if rungs[reply.node] == lowest], None
+        firsts = [first_number(reply.metrics, (LOSS,)) for reply, _ in known]
+        tried = self.ladder.weigh(
+            [rungs[reply.node] for reply, _ in known],
+            [value for _, value in known],
+            None if None in firsts else firsts,  # type: ignore[arg-type]
+            expected.tries,
+        )
+        return [reply for i, (reply, _) in enumerate(known) if i in tried.used], tried
 
     def _sq_norm(self, before: Arrays, believed: list[NodeReply]) -> float | None:
         """Σ p_m |Δ_m|², which auto and FedExP read; None where clients report it, or replies are masked."""

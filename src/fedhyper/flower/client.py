@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def identify(app: ClientApp) -> ClientApp:
-    """Let ``app`` answer which partition its node holds, so that a server with a seed can sample by it."""
+    """Let ``app`` answer which partition its node holds, so that a server with a seed can sample by it.
+
+    app  the client's app; it comes back
+    """
 
     @app.query(wire.ACTION)
     def answer(message: Message, context: Context) -> Message:
@@ -50,7 +53,12 @@ def _config(message: Message) -> ConfigRecord:
 
 
 def local_lr(message: Message, *, min_lr: float = 1e-8, max_lr: float = 10.0) -> float:
-    """The server's rate inside [min_lr, max_lr]; ``min_lr``, which does next to nothing, when it is not a number."""
+    """The server's rate inside [min_lr, max_lr]; ``min_lr``, which does next to nothing, when it is not a number.
+
+    message  what the server sent for this round
+    min_lr   lowest rate this client accepts, above 0
+    max_lr   highest rate this client accepts; raising it trusts the server more
+    """
     sent = _config(message)[LOCAL_LR]
     number = float(sent) if isinstance(sent, (int, float)) else math.nan
     return float(clamp(number, min_lr, max_lr, keep=min_lr))
@@ -68,8 +76,13 @@ def client_optimizer(
 ) -> Optimizer:
     """``torch.optim.SGD``, or ``HyperSGD`` when the server's schedule has CL, with the server's rate.
 
-    ``options`` go to the optimizer whole (momentum, weight_decay, ...). CL needs ``local_steps``, the number of steps
-    of this client in this round. ``context`` lets CL remember the weights between rounds (``send_delta="cached"``).
+    model        whose parameters are trained; it has the weights that were sent
+    message      what the server sent for this round
+    local_steps  K ≥ 1, the steps of this client in this round; CL needs it
+    context      lets CL remember the weights between rounds (``send_delta="cached"``)
+    min_lr       lowest rate this client accepts, above 0
+    max_lr       highest rate this client accepts; raising it trusts the server more
+    options      go to the optimizer whole: momentum, weight_decay, ...
     """
     import torch
 
@@ -131,8 +144,12 @@ def train_reply(
 ) -> Message:
     """The reply of a training round: the model, its weight, |Δ_m|², and ``loss``, that of the first batch.
 
-    ``metrics`` are yours and are averaged by the inner strategy. ``context`` adds the partition, by which the server
-    puts replies in order.
+    message   what the server sent for this round
+    model     after training
+    examples  how many this client trained on: its weight in the mean
+    loss      at the weights that were sent, before the first step
+    context   adds the partition, by which the server puts replies in order; None: it is left out
+    metrics   yours; the inner strategy averages them
     """
     sent = views(next(iter(wire.without_ours(message.content.array_records).values())))
     trained = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}

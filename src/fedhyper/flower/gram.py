@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedhyper.arrays import is_number
+from fedhyper.automatic.ladder import Ladder
 from fedhyper.averages import Averaging
 from fedhyper.flower.layout import Arrays
 from fedhyper.optimizers import ServerOptimizer
@@ -34,8 +35,11 @@ class Products(NamedTuple):
     second: float
 
 
-def products(a: Arrays, b: Arrays | float) -> Products:
-    """In float64, in one pass and the same bits for any number of threads; ``b`` the number 0: there is none."""
+def products(a: Arrays, b: Arrays | float, second: float | None = None) -> Products:
+    """In float64, in one pass and the same bits for any number of threads; ``b`` the number 0: there is none.
+
+    ``second`` is <b, b> where it is known already.
+    """
     x, y = np.empty(_CHUNK), np.empty(_CHUNK)
     sums: tuple[list[float], list[float], list[float]] = ([], [], [])
     for name, array in a.items():
@@ -50,8 +54,9 @@ def products(a: Arrays, b: Arrays | float) -> Products:
                 v = y[: piece.size]
                 v[...] = right[start : start + _CHUNK]
                 sums[0].append(float(u.dot(v)))
-                sums[2].append(float(v.dot(v)))
-    return Products(*map(_total, sums))
+                if second is None:
+                    sums[2].append(float(v.dot(v)))
+    return Products(_total(sums[0]), _total(sums[1]), _total(sums[2]) if second is None else second)
 
 
 def _total(terms: list[float]) -> float:
@@ -94,6 +99,11 @@ class InCoordinates:
         return False
 
     @property
+    def ladder(self) -> Ladder | None:
+        """The plan's own."""
+        return self.plan.ladder
+
+    @property
     def graft(self) -> float | None:
         """The plan's own."""
         return self.plan.graft
@@ -118,11 +128,11 @@ class InCoordinates:
         old: Coordinates = state.memory
         if "delta" not in self.requires:  # then nothing has to be measured
             return self._next(state, seen, old)
-        found = products(seen.delta, seen.before)
+        # a rule compares with the Δ it was shown last, in the coordinates it knows; a step has none as yet
+        known = old.delta if self.compares == "delta" and isinstance(old.delta, list) else None
+        found = products(seen.delta, seen.before, None if known is None else old.length**2)
         before: list[float] | float = 0.0
         if found.second > 0:
-            # a rule compares with the Δ it was shown last, in the coordinates it knows; a step has none as yet
-            known = old.delta if self.compares == "delta" and isinstance(old.delta, list) else None
             x, y = before = known or [math.sqrt(found.second), 0.0]
             along = found.across / found.second
             rest = math.sqrt(max(found.first / found.second - along * along, 0.0))

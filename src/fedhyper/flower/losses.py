@@ -36,24 +36,23 @@ def reported(key: str, rows: Rows, weights: Sequence[float]) -> float | None:
 
 
 class Losses:
-    """The mean of the clients' losses, None in a round in which nobody reports one.
+    """The clients' losses, none in a round in which nobody reports one.
 
     Which metric is the loss is found out in the first round in which more than half of the clients report one of
-    ``KEYS``, the first of these that they do; from then on it is that one. None says nothing about damage: a client
-    that reports no loss at all leaves a schedule that reads it without a brake (see docs/flower.md).
+    ``KEYS``, the first of these that they do; from then on it is that one. A round without says nothing about damage:
+    clients that never report a loss leave a schedule that reads it without a brake (see docs/flower.md).
     """
 
     def __init__(self) -> None:
         self.key: str | None = None  # None: not found out yet
 
-    def mean(self, rows: Rows, weights: Sequence[float]) -> float | None:
-        """Σ p_m loss_m over the clients that report it; one row, where only their average is to be seen."""
+    def values(self, rows: Rows) -> tuple[float, ...]:
+        """Those of the clients that report it; one row, where only their average is to be seen."""
         if self.key is None:
             counts = {key: sum(isinstance(row.get(key), (int, float)) for row in rows) for key in KEYS}
             self.key = next((key for key, count in counts.items() if 2 * count > len(rows)), None)
-        pairs = [(row.get(self.key or ""), weight) for row, weight in zip(rows, weights, strict=True)]
-        values = [(value, weight) for value, weight in pairs if isinstance(value, (int, float))]
-        return sum(v * w for v, w in values) / sum(w for _, w in values) if values else None
+        values = [row.get(self.key or "") for row in rows]
+        return tuple(float(value) for value in values if isinstance(value, (int, float)))
 
 
 def sq_distance(a: Arrays, b: Arrays, names: Iterable[str]) -> float:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, cast
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from fedhyper.automatic.ladder import Tries
 from fedhyper.flower.layout import Arrays, Layout, finite, views
 from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
 
@@ -50,6 +51,8 @@ class Expected:
     weight_key: str
     weight_cap: float | None = None
     finite: bool = True  # look at every number
+    rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
+    tries: Tries = ()  # what was tried in earlier rounds
 
 
 def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[NodeReply], list[Refusal]]:

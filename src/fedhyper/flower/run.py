@@ -24,6 +24,7 @@ from fedhyper.flower.layout import Arrays, Layout, Trainable, views
 from fedhyper.flower.losses import Losses
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
+from fedhyper.plan import Plan
 from fedhyper.storage import checkpoint
 from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord
@@ -48,10 +49,12 @@ class Run:
         self.strategy = strategy
         self.layout = Layout.of(arrays, trainable)
         self.plan, self.client_rule = make_schedule(schedule, local_lr=local_lr, global_lr=global_lr)
-        shown = InCoordinates(self.plan) if self.plan.products_only else self.plan
+        shown: Plan = InCoordinates(self.plan) if self.plan.products_only else self.plan
         self.loop = ServerLoop(shown, None if aggregate_only else wrapped.optimizer(strategy))
         self.losses = Losses()
-        self.aggregator = Aggregator(strategy, self.layout, self.plan.requires, self.losses, aggregate_only)
+        self.aggregator = Aggregator(
+            strategy, self.layout, self.plan.requires, self.losses, aggregate_only, self.plan.ladder
+        )
         model = self.layout.model(views(arrays))
         self.state: LoopState = self.loop.init(model.weights, model.statistics)
         self.offset = 0  # rounds that an earlier life of this run has done: Flower counts from 1 in each

@@ -94,18 +94,23 @@ class RunLog:
         self._bytes_up, self._answered = _array_bytes(messages), time.perf_counter()
 
     def add(
-        self, server_round: int, local_lr: float, made: Aggregate, decision: Decision, measured: Mapping[str, Any]
+        self,
+        server_round: int,
+        rates: Sequence[float],
+        made: Aggregate,
+        decision: Decision,
+        measured: Mapping[str, Any],
     ) -> RoundRecord:
-        """The round's record. ``local_lr`` was sent; ``measured`` has hypergrad, cosine and update_norm."""
+        """The round's record. ``rates`` are the local ones; ``measured`` has hypergrad, cosine and update_norm."""
         self._done = time.perf_counter()
         idle = decision.action == "idle"
         record = finite(
             {
                 "round": server_round,
                 "global_lr": decision.global_lr,
-                "local_lr": local_lr,
-                "local_lr_min": local_lr,
-                "local_lr_max": local_lr,
+                "local_lr": sum(rates) / len(rates),
+                "local_lr_min": min(rates),
+                "local_lr_max": max(rates),
                 **(dict.fromkeys(measured) if idle else measured),
                 "train_loss": made.train_loss,
                 "test_loss": None,

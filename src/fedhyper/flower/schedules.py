@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -10,10 +11,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedhyper.automatic.auto import auto
+from fedhyper.automatic.ladder import Ladder
 from fedhyper.baselines import Constant
 from fedhyper.errors import UserError
 from fedhyper.flower.layout import Arrays, pack
-from fedhyper.flower.wire import CLIENT, DELTA
+from fedhyper.flower.wire import CLIENT, DELTA, LOCAL_LR
 from fedhyper.loop import LoopState
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
@@ -21,7 +23,18 @@ from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
 Rules = FedHyperG | FedHyperCL | Plan | tuple[Any, ...]
 Schedule = str | Rules
 
-_PLAN = ("requires", "compares", "products_only", "graft", "optimizer", "average", "init", "update", "nonsense")
+_PLAN = (
+    "requires",
+    "compares",
+    "products_only",
+    "graft",
+    "ladder",
+    "optimizer",
+    "average",
+    "init",
+    "update",
+    "nonsense",
+)
 NAMES = ("auto", "g", "sl", "cl", "g+sl", "g+cl", "constant")
 
 
@@ -76,6 +89,19 @@ def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
         rules = schedule if isinstance(schedule, tuple) else (schedule,)
         method = "+".join(type(rule).__name__ for rule in rules)
     return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule)}
+
+
+def spread_rates(ladder: Ladder, messages: list[Message], server_round: int, keys: Sequence[str]) -> dict[int, int]:
+    """Give every node a rate of its own to try out; node → rung comes back. ``keys`` are the config's for the rate."""
+    rungs = ladder.spread(len(messages), server_round) if messages else []
+    for message, rung in zip(messages, rungs, strict=True):  # FedAvg puts one content into all its messages
+        records = dict(message.content.items())
+        for name, record in records.items():
+            if isinstance(record, ConfigRecord) and LOCAL_LR in record:
+                records[name] = record = record.copy()
+                record.update(dict.fromkeys(keys, ladder.rate(rung)))
+        message.content = RecordDict(records)
+    return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=True)}
 
 
 def attach_rule(

@@ -22,13 +22,14 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import wire, wrapped
+from fedhyper.flower.aggregate import Aggregate
 from fedhyper.flower.gram import lengths
 from fedhyper.flower.layout import Layout, Opened, Trainable
 from fedhyper.flower.nodes import Roster
 from fedhyper.flower.replies import Expected, Refusal
 from fedhyper.flower.run import Run
 from fedhyper.flower.run_log import RunLog, complain, shown
-from fedhyper.flower.schedules import Schedule, attach_rule, described, make_schedule
+from fedhyper.flower.schedules import Schedule, attach_rule, described, make_schedule, spread_rates
 from fedhyper.loop import LoopState
 from fedhyper.storage.record import RoundRecord
 
@@ -40,6 +41,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 class FedHyper(Strategy):
     """Wrap ``strategy`` so that the learning rates set themselves. After a round ``history`` has its record.
 
+    strategy        any Flower strategy: it samples, configures and aggregates as ever
     schedule        "auto" (no rate to choose), "g", "sl", "cl", "g+sl", "g+cl", "constant"; rule objects; or a plan
     local_lr        the clients' initial rate, above 0; None: the train config's ``lr_key``, or 0.01. Higher: longer
                     local steps. auto starts at 0.001 or lower whatever this says, and finds its own
@@ -134,7 +136,7 @@ class FedHyper(Strategy):
             aggregate_only=self.aggregate_only,
         )
         self._roster, self._records = Roster(self.nodes, self.wait), RunLog(self.run_dir)
-        self.rejected, self._asked = [], set[int]()
+        self.rejected, self._asked, self._rungs = [], set[int](), dict[int, int]()
         return run
 
     # --- what goes out -----------------------------------------------------------------------------------------------
@@ -153,6 +155,9 @@ class FedHyper(Strategy):
         messages = self._roster.sample(configure, server_round + run.offset, arrays, config, grid, self.seed)
         if run.client_rule is not None:
             attach_rule(run.client_rule, messages, run.state, self.send_delta)
+        self._rungs, ladder = {}, run.plan.ladder
+        if run.state.climbs and ladder is not None and not self.aggregate_only:
+            self._rungs = spread_rates(ladder, messages, run.state.round, (wire.LOCAL_LR, self.lr_key))
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._records.sent(messages)
         return messages
@@ -174,14 +179,14 @@ class FedHyper(Strategy):
         self._records.answered(messages)
         server_round += run.offset
         layout, key = None if self.aggregate_only else run.layout, wrapped.weight_key(self.strategy)
-        expected = Expected(server_round, layout, self._asked, key, self.weight_cap)
-        before = run.state
+        before, cap, tries = run.state, self.weight_cap, run.state.plan.tries
+        expected = Expected(server_round, layout, self._asked, key, cap, rungs=self._rungs, tries=tries)
         made = run.aggregator(server_round, Opened(run.record, before.now.weights), messages, expected, self._roster)
         decision = run.decide(made)
         self.rejected = made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
-        record = self._records.add(server_round, before.local_lr, made, decision, measured)
+        record = self._records.add(server_round, self._rates(made, before), made, decision, measured)
         reasons = complain(record, self.rejected, messages, self._roster)
         if run.state.idle >= self.patience:
             raise TrainingStopped(f"no usable reply for {run.state.idle} rounds in a row ({reasons})")
@@ -190,6 +195,13 @@ class FedHyper(Strategy):
         metrics = MetricRecord() if made.metrics is None else made.metrics
         metrics.update(shown(record))
         return None if decision.action == "idle" else run.record, metrics
+
+    def _rates(self, made: Aggregate, before: LoopState) -> list[float]:
+        """The local rates of the replies that were used; the one that was sent where all had the same."""
+        ladder = self._run.plan.ladder
+        if ladder is None or not self._rungs:
+            return [before.local_lr]
+        return [ladder.rate(self._rungs[r.node]) for r in made.believed if r.node in self._rungs] or [before.local_lr]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The inner strategy's, on replies in a fixed order."""

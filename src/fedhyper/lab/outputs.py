@@ -11,7 +11,7 @@ from fedhyper.errors import StorageError, UserError
 
 def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
     """``runs/fmnist/method=fedexp,seed=3``: the same command finds its run again."""
-    from fedhyper.lab.config.model import parse_override
+    from fedhyper.lab.config.toml import parse_override
     from fedhyper.lab.sweep.grid import cell_name
 
     return Path("runs") / experiment.stem / cell_name(parse_override(text) for text in overrides)

@@ -25,8 +25,9 @@ class Aggregate:
         self.rejected: Counter[str] = Counter()
         self._total = 0.0
         self._sums: list[Tensor] = []
-        self._scalars = np.zeros(5)
+        self._scalars = np.zeros(4)
         self._low, self._high = math.inf, -math.inf
+        self._first: list[float] = []
 
     def add(self, reply: Reply) -> None:
         """Take one reply in, or count why not. An update must have the shape of ``like``."""
@@ -47,35 +48,36 @@ class Aggregate:
             total.add_(vector, alpha=share)
         self._counters = torch.maximum(self._counters, reply.counters)
         sq_norm = float(inner(reply.delta, reply.delta)) if "sq_norm" in self.requires else math.nan
-        self._scalars += share * np.array([reply.first_loss, reply.mean_loss, sq_norm, reply.lr_mean, reply.lr_last])
+        self._scalars += share * np.array([reply.mean_loss, sq_norm, reply.lr_mean, reply.lr_last])
+        self._first.append(reply.first_loss)
         self._low, self._high = min(self._low, reply.lr_min), max(self._high, reply.lr_max)
 
     def _mean(self, i: int) -> float:
         return float(self._scalars[i] / self._total) if self._total else math.nan
 
-    def report(self) -> RoundReport:
+    def report(self, votes: tuple[tuple[int, float], ...] | None = None) -> RoundReport:
         """What the server's loop reads of the round; Δ_t = Σ p_m Δ_m in float32."""
         if not self.used:
             return RoundReport(refused=self.sent)
         delta, statistics = ((total / self._total).float() for total in self._sums)
-        sq_norm = self._mean(2) if "sq_norm" in self.requires else None
-        return RoundReport(delta, self._mean(0), sq_norm, statistics, refused=self.sent - self.used)
+        sq_norm = self._mean(1) if "sq_norm" in self.requires else None
+        return RoundReport(delta, tuple(self._first), sq_norm, statistics, self.sent - self.used, votes)
 
     @property
     def train_loss(self) -> float:
         """Mean over clients of the mean loss of their local steps."""
-        return self._mean(1)
+        return self._mean(0)
 
     @property
     def last_lr(self) -> float:
         """Mean of the clients' last rates."""
-        return self._mean(4)
+        return self._mean(3)
 
     def rates(self, sent: float) -> dict[str, float]:
         """Mean, lowest and highest local rate that was used; what was sent when nothing came back."""
         if not self.used:
             return {"local_lr": sent, "local_lr_min": sent, "local_lr_max": sent}
-        mean = self._low if self._low == self._high else self._mean(3)  # the mean of equal numbers is that number
+        mean = self._low if self._low == self._high else self._mean(2)  # the mean of equal numbers is that number
         return {"local_lr": mean, "local_lr_min": self._low, "local_lr_max": self._high}
 
     def counters(self, old: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 from fedhyper.automatic.auto import Auto
 from fedhyper.averages import Averaging, LastTwo
 from fedhyper.baselines import Constant, Decay, FedExP
+from fedhyper.client.constants import DeltaConstants, PolyakConstants, ProximalConstants
 from fedhyper.errors import UserError, did_you_mean
 from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
 from fedhyper.settings import Setting, settings_of
-from fedhyper.sim.local.constants import DeltaConstants, PolyakConstants, ProximalConstants
 from fedhyper.sim.registry import METHODS, register_method
 
 T = TypeVar("T")

@@ -143,7 +143,9 @@ READS = ("images", "vectors", "characters")  # what a task's inputs can be
 def register_task(name: str, *, model: str, natural: bool = False) -> Callable[[F], F]:
     """Decorate a function without arguments that returns a ``Task``.
 
-    ``model`` is what it is trained with by default; ``natural`` says that its data have clients (``groups``).
+    name     what configs call it: ``task = "name"``
+    model    the name of the model it is trained with unless the config says otherwise
+    natural  whether its data have clients of their own (``groups``)
     """
 
     def register(load: F) -> F:
@@ -157,7 +159,10 @@ def register_model(name: str, *, reads: tuple[str, ...] = READS) -> Callable[[F]
     """Decorate ``build(shape, outputs, *, option=default, ...)``, which returns a module.
 
     ``shape`` is that of one input; ``outputs`` is how many numbers are due for it. Keyword arguments are what
-    ``[model_options]`` may set. ``reads`` is what it takes: images (c, h, w), vectors (any other shape), characters.
+    ``[model_options]`` may set.
+
+    name   what configs call it: ``model = "name"``
+    reads  what it takes, some of: images (c, h, w), vectors (any other shape), characters
     """
     if not reads or not set(reads) <= set(READS):
         raise UserError(f"model {name!r}: reads = {reads!r} must be some of {', '.join(READS)}")
@@ -170,7 +175,11 @@ def register_model(name: str, *, reads: tuple[str, ...] = READS) -> Callable[[F]
 
 
 def register_method(name: str, summary: str) -> Callable[[F], F]:
-    """Decorate ``make(given)``, which returns a ``Method``; what it builds with ``given.make`` gives its options."""
+    """Decorate ``make(given)``, which returns a ``Method``; what it builds with ``given.make`` gives its options.
+
+    name     what configs call it: ``method = "name"``
+    summary  one line for ``fedhyper methods``
+    """
 
     def register(make: F) -> F:
         METHODS.register(name, MethodEntry(summary, make), origin=make.__module__)
@@ -182,9 +191,13 @@ def register_method(name: str, summary: str) -> Callable[[F], F]:
 def register_local(name: str, *, fast: type[LocalStep], slow: SlowTwin, needs_loss: bool = False) -> None:
     """Register a client optimizer: ``Local(kind=name)`` of a method then runs it.
 
-    ``fast`` is a ``LocalStep``; ``slow(parameters, start)`` returns a ``torch.optim.Optimizer`` whose
-    ``param_groups[0]["lr"]`` after a step is the rate it took. ``engine = "sequential"`` runs the slow one, all other
-    engines the fast one; the two should agree to rounding.
+    name        what methods call it
+    fast        a ``LocalStep``, which trains on flat vectors
+    slow        ``slow(parameters, start)`` returns a ``torch.optim.Optimizer`` whose ``param_groups[0]["lr"]`` after a
+                step is the rate it took
+    needs_loss  whether its rate depends on the batch's loss, which the stacked engine computes only when asked
+
+    ``engine = "sequential"`` runs the slow one, all other engines the fast one; the two should agree to rounding.
     """
     origins = [getattr(twin, "__module__", "") for twin in (slow, fast)]
     theirs = [origin for origin in origins if not origin.startswith(("fedhyper.", "torch."))]
@@ -195,7 +208,10 @@ def register_partition(name: str, *, labelled: bool = True) -> Callable[[F], F]:
     """Decorate ``split(given, *, option=default, ...)``, which returns the owner of each example, ``[n]`` integers.
 
     ``given`` has ``rng``, ``labels``, ``clients`` and ``groups``. Keyword arguments are what ``[partition]`` may set.
-    Clients below ``min_size`` are filled up afterwards. ``labelled=False``: do not count the labels of each client.
+    Clients below ``min_size`` are filled up afterwards.
+
+    name      what configs call it: ``partition.kind = "name"``
+    labelled  whether counting a client's labels says something about its data
     """
 
     def register(split: F) -> F:

@@ -17,6 +17,7 @@ from fedhyper.arrays import cosine, inner
 from fedhyper.client.vectors import FlatModel
 from fedhyper.loop import LoopState, ServerLoop
 from fedhyper.sim.aggregate import Aggregate, capped
+from fedhyper.sim.climbing import climb
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent, gather, make_engine, scatter
@@ -55,9 +56,24 @@ class RunState(NamedTuple):
 class Simulation:
     """A federated run on one machine. ``run_round()`` until you have enough; the same settings give the same bits.
 
-    ``model`` gives the architecture and w_0. ``engine="sequential"`` is the slow twin of ``"fast"``, the default; an
-    ``Engine`` of one's own trains clients elsewhere, as Flower's nodes do. ``workers`` is the number of threads that
-    train clients and never changes a result.
+    task               the data: what to learn
+    partition          who holds which examples
+    model              the architecture and w_0
+    method             what decides the rates, what the server makes of an aggregate, what clients run
+    clients_per_round  M, from 1 to the number of clients; raising it makes the aggregate less noisy and a round longer
+    local_epochs       a client's passes over its data in a round, at least 1; raising it sends clients further apart
+    batch_size         examples a step, at least 1; raising it makes gradients less noisy and steps fewer
+    seed               where all randomness comes from: who is sampled, and the order of the batches
+    local_steps        steps a client makes in a round, instead of epochs; 0: as many as the epochs have
+    weighting          a client's weight in the mean: its examples, or all alike
+    sampling           who is chosen: all alike, or by the data held
+    carry              CL: a round starts from the mean of the clients' last rates, not from the method's local rate
+    norm_cap           longest update, in medians of the round; raising it cuts less, 0 cuts nothing
+    engine             "sequential" is the slow twin of "fast"; an ``Engine`` of one's own trains clients elsewhere, as
+                       Flower's nodes do
+    workers            threads that train clients, at least 1; never changes a result
+    device             where clients train: cpu, cuda, cuda:1
+    dtype              of the clients' weights and gradients; the server's stay float32
     """
 
     def __init__(
@@ -125,13 +141,17 @@ class Simulation:
         local_lr = state.loop.local_lr if math.isnan(state.carried_lr) else state.carried_lr
         delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
         sent = Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)
-        replies = self.engine.train(self._client_tasks(state.loop.round), sent)
+        tasks, votes = self._client_tasks(state.loop.round), None
+        if state.loop.climbs and plan.ladder is not None:
+            replies, votes = climb(self.engine, tasks, sent, plan.ladder)
+        else:
+            replies = self.engine.train(tasks, sent)
 
         # each takes K local steps and returns Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
         total = Aggregate(now.weights, plan.requires, self.weighting)
         for reply in capped(replies, self.norm_cap) if self.norm_cap else replies:
             total.add(reply)
-        report, trained = total.report(), time.perf_counter()
+        report, trained = total.report(votes), time.perf_counter()
 
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
         loop, decision = self.loop.update(state.loop, report)

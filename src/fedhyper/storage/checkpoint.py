@@ -73,8 +73,11 @@ def from_plain(value: Any, tensors: Mapping[str, Any], like: Any = None) -> Any:
         return value
     if not isinstance(like, tuple):
         return [from_plain(item, tensors) for item in value]
+    if not hasattr(like, "_fields"):  # as many as there are: a plain tuple may grow
+        models = [*like, *[None] * (len(value) - len(like))]
+        return tuple(from_plain(item, tensors, model) for item, model in zip(value, models, strict=False))
     items = [from_plain(item, tensors, model) for item, model in zip(value, like, strict=True)]
-    return type(like)(*items) if hasattr(like, "_fields") else tuple(items)
+    return type(like)(*items)
 
 
 def save(path: Path | str, tensors: Mapping[str, NDArray[Any]], values: Mapping[str, Any]) -> None:

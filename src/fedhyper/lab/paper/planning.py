@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedhyper.lab.config.model import make_config, put
+from fedhyper.lab.config.model import make_config
+from fedhyper.lab.config.toml import put
 from fedhyper.lab.paper.blocks import Block, Experiment, Level
 from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.variants import REPEATED, REPEATED_TASKS, SETTINGS, VARIANTS, Scale, tasks_of

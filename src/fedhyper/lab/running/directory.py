@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedhyper.errors import CheckpointRefused, UserError
-from fedhyper.lab.config.model import Config, dump, make_config, read_toml
+from fedhyper.lab.config.model import Config, dump, make_config
+from fedhyper.lab.config.toml import read_toml
 from fedhyper.storage import checkpoint
 from fedhyper.storage.files import disk_errors, lock, read_json, replace, write_all
 

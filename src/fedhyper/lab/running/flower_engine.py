@@ -28,7 +28,8 @@ from fedhyper.errors import UserError
 from fedhyper.flower.client import identify
 from fedhyper.flower.layout import pack, view
 from fedhyper.flower.nodes import Roster
-from fedhyper.lab.config.model import Config, dump, make_config, parse_toml
+from fedhyper.lab.config.model import Config, dump, make_config
+from fedhyper.lab.config.toml import parse_toml
 from fedhyper.lab.plugins import import_inherited
 from fedhyper.lab.running.build import cores, make_simulation
 from fedhyper.lab.running.progress import Listener, Summary

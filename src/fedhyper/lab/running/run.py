@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import fedhyper
-from fedhyper.errors import CheckpointRefused, TrainingStopped, UserError
-from fedhyper.lab.config.model import Config, config_hash, differences
-from fedhyper.lab.running.build import environment, library_version, make_simulation
+from fedhyper.errors import CheckpointRefused, TrainingStopped
+from fedhyper.lab.config.identity import config_hash
+from fedhyper.lab.config.model import Config
+from fedhyper.lab.running.build import library_version, make_simulation
 from fedhyper.lab.running.directory import RunDirectory
 from fedhyper.lab.running.interrupt import AbandonRound, Interrupted, Signals
+from fedhyper.lab.running.opening import known_config, open_run
 from fedhyper.lab.running.progress import Listener, Progress, Record, Silent, Summary
 from fedhyper.storage.files import disk_errors, replace
 
@@ -41,7 +43,6 @@ class Run:
         make: Callable[..., Simulation] = make_simulation,
     ) -> None:
         self.config, self.out = config, Path(out)
-        self.notes: list[str] = []
         self.progress = Progress(config.target_accuracy)
         self.status = "running"
         self._abandoned = False
@@ -49,9 +50,9 @@ class Run:
             raise CheckpointRefused(f"there is nothing to resume in {self.out}; leave --resume out to start")
         self.files = RunDirectory(self.out)
         try:
-            known = self._known(resume)
+            known = known_config(self.files, config, resume)
             self.sim = make(config, workers=workers, device=device)
-            self._open(known)
+            self.notes = open_run(self.files, config, self.sim, self.progress, known)
         except BaseException:
             self.files.abandon()
             raise
@@ -83,82 +84,6 @@ class Run:
         if config.patience and progress.since_best >= config.patience:
             return "patience"
         return None
-
-    def _known(self, resume: bool) -> Config | None:
-        """The config of the run that is there; None when this one is new."""
-        known = self.files.config()
-        if known is None:
-            return None
-        summary = self.files.read_json("summary.json") or {}
-        if not resume:
-            if summary.get("status") == "finished":
-                cure = f"continue it with --resume and more rounds than {known.rounds}"
-            else:
-                cure = "continue it with --resume"
-            state = summary.get("status", "unfinished")
-            raise UserError(f"{self.out} holds a run ({state}); {cure}, or choose another --out")
-        differing = differences(self.config, known)
-        if differing:
-            raise CheckpointRefused(
-                f"{self.out} holds a run of another config: {', '.join(differing)}; "
-                "use its values, or choose another --out"
-            )
-        return known
-
-    def _open(self, known: Config | None) -> None:
-        partition = self.sim.partition.to_json()
-        loaded = self.files.load_checkpoint() if known else None
-        if known is None:
-            self.files.write_config(self.config)
-            self.files.write_json("env.json", environment())
-            self.files.write_json("partition.json", partition)
-        else:
-            self._check_world(partition)
-            if known.values() != self.config.values():
-                self.files.write_config(self.config)
-        if loaded is None:
-            self.files.open_metrics(keep=0)
-            return
-        tensors, values, refused = loaded
-        self.notes += refused
-        self._restore(tensors, values)
-        for record in self.files.open_metrics(keep=values["metrics_bytes"]):
-            self.progress.add(record)
-        if self.progress.rounds != self.sim.round:
-            raise CheckpointRefused(
-                f"{self.out / 'metrics.jsonl'} ends with round {self.progress.rounds}, "
-                f"its checkpoint with round {self.sim.round}; one of them is not of this run"
-            )
-
-    def _check_world(self, partition: dict[str, Any]) -> None:
-        """The data must be those of the first part; other library versions are worth a word."""
-        saved = self.files.read_json("partition.json")
-        if saved is None:
-            self.files.write_json("partition.json", partition)
-        elif saved.get("sha256") != partition["sha256"]:
-            raise CheckpointRefused(f"{self.out / 'partition.json'}: the data or their split have changed since")
-        env, now = self.files.read_json("env.json"), environment()
-        if env is None:
-            self.files.write_json("env.json", now)
-            return
-        changed = [key for key in ("fedhyper", "python", "torch", "numpy", "machine") if env.get(key) != now[key]]
-        if changed:
-            self.notes.append(f"continued with another {', '.join(changed)}: the bits may differ from one long run")
-
-    def _restore(self, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-        import torch
-
-        if values.get("config_hash") != config_hash(self.config):
-            raise CheckpointRefused(f"{self.out / 'checkpoint'}: made by a run of another config")
-        try:
-            self.sim.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, values["state"])
-            restored = self.sim.round
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise CheckpointRefused(
-                f"{self.out / 'checkpoint'}: not a state of this simulation ({type(error).__name__})"
-            ) from error
-        if restored != values["round"]:
-            raise CheckpointRefused(f"{self.out / 'checkpoint'}: its state is not of the round it says")
 
     def begin(self) -> None:
         """Say on disk that the run is under way."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedhyper.errors import UserError, printable
-from fedhyper.lab.config.model import CHANGEABLE, Config, make_config, parse_value, put, split_override
+from fedhyper.lab.config.identity import CHANGEABLE
+from fedhyper.lab.config.model import Config, make_config
+from fedhyper.lab.config.toml import parse_value, put, split_override
 
 MAX_CELLS = 100_000
 MAX_NAME = 120  # of the 255 bytes that file systems allow

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedhyper.errors import CheckpointRefused, UserError
-from fedhyper.lab.config.model import differences, dump_toml
+from fedhyper.lab.config.identity import differences
+from fedhyper.lab.config.toml import dump_toml
 from fedhyper.lab.running.build import cores
 from fedhyper.lab.running.directory import read_config
 from fedhyper.lab.running.interrupt import Interrupted, Signals

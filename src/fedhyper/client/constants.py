@@ -1,4 +1,4 @@
-"""The constants of the clients' rules, apart from the rules, which need torch: a config is checked without it."""
+"""The constants of the clients' rules, their only defaults, apart from the rules: a config is checked without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeltaConstants:
 
     gamma: float = setting(2.0, "γ, trust in the measured smoothness; raising it raises the rate", above=0)
     delta: float = setting(0.1, "δ, how fast the rate may grow; raising it lets it grow faster", low=0)
-    eta0: float = setting(0.2, "the rate of a client's first step in a round", above=0)
+    eta0: float = setting(0.2, "the rate of a client's first step in a round; raising it lengthens that step", above=0)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -34,7 +34,9 @@ class PolyakConstants:
     """FedSPS, as its paper has them."""
 
     c: float = setting(0.5, "c, divides the Polyak step; raising it lowers the rate", above=0)
-    floor: float = setting(0.0, "a lower bound of the loss, in its unit; 0 suits cross-entropy")
+    floor: float = setting(
+        0.0, "F*, a lower bound of the loss, in its unit; raising it lowers the rate", cure="0 suits cross-entropy"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -1,13 +1,4 @@
-"""Optimizers for a client's local training, in place of ``torch.optim.SGD``: they set their own rate.
-
-    HyperSGD    FedHyper-CL   β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K)
-    DeltaSGD    Δ-SGD         η_k = min(γ |x_k − x_k-1| / (2 |g_k − g_k-1|), √(1 + δ θ_k-1) η_k-1),  θ_k = η_k / η_k-1
-    PolyakSGD   FedSPS        η_k = min((F(x_k) − F*) / (c |g_k|²), lr)
-
-``param_groups[i]["lr"]`` is the rate of the last step. A rate is computed before any parameter moves, and is never NaN:
-what cannot be used leaves it where it was. The step itself is torch's: a gradient that is not finite spoils the
-weights, as with ``torch.optim.SGD``, and the server sees that and drops the update. See docs/client.md.
-"""
+"""FedHyper-CL: SGD that moves its own rate by hypergradient descent."""
 
 from __future__ import annotations
 
@@ -21,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhyper.arrays import Array, elementwise, is_number, isfinite, where
-from fedhyper.client.previous_gradient import Params, Remembering, decayed, descend, evaluate, packed
+from fedhyper.arrays import is_number
+from fedhyper.client.previous_gradient import Params, Remembering, checked_rate, decayed, evaluate, packed
 from fedhyper.client.vectors import cosine, inner, inners
-from fedhyper.guard import check_positive, clamp
+from fedhyper.guard import clamp
 from fedhyper.schedulers import FedHyperCL
 
 Pieces = Sequence[Tensor]
@@ -42,8 +33,14 @@ def hyper_rate(
 ) -> tuple[float, float]:
     """FedHyper-CL on vectors in pieces, with the fast inner product: the rate to step with, and the hypergradient.
 
-    ``before`` is None at step 0, ``delta`` in the first round. A hypergradient that is not finite was ignored.
-    ``products`` gives ``[<a, b>, <a, c>, ...]`` of ``(a, b, c, ...)``.
+    rule      the settings, ``fedhyper.FedHyperCL``
+    lr        the rate of the step before, above 0
+    grad      g_k, a tensor for each parameter
+    before    g_k-1 in the same form; None at step 0, where the rate stays
+    delta     Δ_t-1 in the same form; None in the first round
+    products  gives ``[<a, b>, <a, c>, ...]`` of ``(a, b, c, ...)``; default: the same bits for any number of threads
+
+    A hypergradient that is not finite was ignored.
     """
     if before is None:
         return lr, 0.0 * inner(grad, grad)  # 0, or NaN: not a gradient to remember
@@ -56,46 +53,24 @@ def hyper_rate(
     return float(rule.moved(lr, h)), h
 
 
-def delta_sgd_rate(
-    lr: Array, theta: Array, moved: Array, turned: Array, *, gamma: float = 2.0, delta: float = 0.1
-) -> tuple[Array, Array]:
-    """Δ-SGD: ``min(γ · moved / (2 · turned), √(1 + δθ) · lr)`` and the new θ = rate / lr; for numbers or arrays.
-
-    moved = |x_k − x_k-1| (= lr · |g_k-1| after a plain step), turned = |g_k − g_k-1|. Without movement, or with
-    anything not finite, nothing is learned and both stay as they are.
-    """
-    most = lr * elementwise("sqrt", 1 + delta * theta)
-    steeper = gamma * moved < 2 * turned * most  # compared before dividing: turned may be 0
-    rate = where(steeper, gamma * moved / where(turned > 0, 2 * turned, 1.0), most)
-    usable = isfinite(moved + turned + rate) & (moved > 0) & (rate > 0)
-    return where(usable, rate, lr), where(usable, rate / lr, theta)
-
-
-def polyak_rate(loss: Array, sq_norm: Array, *, lr: float, c: float = 0.5, floor: float = 0.0) -> Array:
-    """FedSPS: ``min((loss − floor) / (c · sq_norm), lr)`` with sq_norm = |g|², for numbers or arrays of them.
-
-    0 where the loss is below ``floor``, and where either is not finite: there is no step to believe in.
-    """
-    gap = loss - floor
-    short = gap < lr * c * sq_norm  # compared before dividing: sq_norm may be 0
-    rate = where(short, gap / where(short & (sq_norm > 0), c * sq_norm, 1.0), lr)
-    return where(isfinite(loss + sq_norm) & (gap > 0), rate, 0.0)
-
-
 class HyperSGD(Remembering):
     """FedHyper-CL: SGD whose rate grows while gradients agree with the one before and with the last global step.
 
         β_k = clip(β_k-1 + <g_k, g_k-1> + <g_k, Δ_t-1> / K),    w ← w − β_k g_k
 
-    lr            the rate the server sent: step 0 uses exactly this one (moved into the bounds if outside)
+    params        the parameters, or groups of them, as torch.optim takes them
+    lr            the rate the server sent, above 0: step 0 uses exactly this one (moved into the bounds if outside)
+    local_steps   K ≥ 1, this client's steps in this round; raising it gives Δ_t-1 less say in each step
     delta         Δ_t-1, the last global step (before − after): a flat tensor in the order of the parameters, a
                   sequence like the parameters, or None
-    initial_lr    what the relative bound is around, if the server has moved ``lr`` since; default ``lr``
-    momentum, weight_decay   as in torch.optim.SGD. With weight decay g stands for g + λw, the gradient of the
-                  penalised loss; momentum does not enter the hypergradient
+    initial_lr    what the relative bound is around, if the server has moved ``lr`` since; None: ``lr``
+    momentum      at least 0, as in torch.optim.SGD: share of the last step in the next one; raising it smooths the
+                  steps. It does not enter the hypergradient
+    weight_decay  λ ≥ 0, as in torch.optim.SGD; raising it keeps weights smaller. g then stands for g + λw, the gradient
+                  of the penalised loss
     per_group     one rate for each parameter group, each from its own inner products; else one for the whole model
-    the others    as ``fedhyper.FedHyperCL``, which checks them
 
+    The other settings are those of ``fedhyper.FedHyperCL``, which checks them.
     Each group also has "last_hypergrad" (NaN: ignored). A parameter without gradient counts as a gradient of zero.
     """
 
@@ -118,7 +93,7 @@ class HyperSGD(Remembering):
         weight_decay: float = 0.0,
         per_group: bool = False,
     ) -> None:
-        lr = _sent(lr)
+        lr = checked_rate(lr)
         defaults = {
             "lr": lr,
             "initial_lr": lr if initial_lr is None else initial_lr,
@@ -143,7 +118,7 @@ class HyperSGD(Remembering):
         """As ``torch.optim.Optimizer``; the rule's settings differ between groups only with ``per_group``."""
         group = dict(param_group)
         if "lr" in group:
-            group["lr"] = _sent(group["lr"])
+            group["lr"] = checked_rate(group["lr"])
             if self.defaults["per_group"]:
                 group.setdefault("initial_lr", group["lr"])
         for name in ("momentum", "weight_decay"):
@@ -160,7 +135,7 @@ class HyperSGD(Remembering):
 
         ``lr=None`` goes back to the initial rate. ``local_steps=`` and the rule's other settings may change, too.
         """
-        lr = None if lr is None else _sent(lr)
+        lr = None if lr is None else checked_rate(lr)
         unknown = set(settings) - {"initial_lr", *_RULE}
         if unknown:
             raise ValueError(f"reset changes lr, delta, initial_lr, {', '.join(_RULE)}; not {min(unknown)}")
@@ -227,96 +202,9 @@ class HyperSGD(Remembering):
         torch._foreach_add_(parameters, steps, alpha=-group["lr"])
 
 
-class DeltaSGD(Remembering):
-    """Δ-SGD (Kim et al., ICLR 2024): the rate from the local smoothness that consecutive gradients show; no tuning.
-
-        η_k = min(γ |x_k − x_k-1| / (2 |g_k − g_k-1|), √(1 + δ θ_k-1) η_k-1),    θ_k = η_k / η_k-1
-
-    gamma   γ > 0, how far to trust the smoothness        delta   δ ≥ 0, how fast the rate may grow
-    eta0    the rate of the first step
-
-    This is the paper's pseudocode: g_k and g_k-1 are the gradients as they come, each from its own batch. The
-    authors' code runs a second backward at x_k-1 on the newest batch, at twice the cost.
-    """
-
-    def __init__(self, params: Params, *, gamma: float = 2.0, delta: float = 0.1, eta0: float = 0.2) -> None:
-        check_positive("gamma", gamma)
-        check_positive("eta0", eta0)
-        _check_not_negative("delta", delta)
-        super().__init__(params, {"lr": eta0, "gamma": gamma, "delta": delta, "theta": 1.0})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; one rate for the whole model."""
-        loss = evaluate(closure)
-        grads, group, parameters = list(chain(*self.gradients())), self.param_groups[0], self._parameters()
-        if not grads:
-            return loss
-        lr, theta, turned = group["lr"], group["theta"], 0.0
-        packs = self.packs(parameters)
-        new, old = packed(packs, grads, parameters), self.recall(packs)
-        if old is not None:
-            moved, turned = lr * _norm(old), _norm(torch._foreach_sub(new, old))
-            lr, theta = delta_sgd_rate(lr, theta, moved, turned, gamma=group["gamma"], delta=group["delta"])
-        for group in self.param_groups:
-            group["lr"], group["theta"] = lr, theta
-        if math.isfinite(turned):
-            self.remember(packs, new)
-        descend(parameters, grads, lr)
-        return loss
-
-
-class PolyakSGD(Remembering):
-    """FedSPS (Mukherjee et al., 2023): the stochastic Polyak step, ``η = min((F − F*) / (c |g|²), lr)``.
-
-    lr      the longest rate allowed; ``param_groups[i]["lr"]`` is the one used last, "max_lr" this one
-    c       > 0, divides the step          floor   F*, a lower bound of the batch loss: 0 for cross-entropy
-
-    The loss comes with ``step(closure)`` or ``step(loss=loss.item())``.
-    """
-
-    def __init__(self, params: Params, lr: float = 1.0, *, c: float = 0.5, floor: float = 0.0) -> None:
-        lr = _sent(lr)
-        check_positive("c", c)
-        if not (is_number(floor) and math.isfinite(floor)):
-            raise ValueError(f"floor must be a finite number below every loss, got {floor!r}; 0 suits cross-entropy")
-        super().__init__(params, {"lr": lr, "max_lr": lr, "c": c, "floor": floor})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
-        """One step; one rate for the whole model."""
-        loss = evaluate(closure) if closure is not None else loss
-        if loss is None:
-            raise ValueError("PolyakSGD needs the loss; call step(closure), or step(loss=loss.item())")
-        grads, group = list(chain(*self.gradients())), self.param_groups[0]
-        if not grads:
-            return loss
-        grad = [g for g in grads if g is not None]
-        lr = polyak_rate(float(loss), inner(grad, grad), lr=group["max_lr"], c=group["c"], floor=group["floor"])
-        for group in self.param_groups:
-            group["lr"] = lr
-        descend(self._parameters(), grads, lr)
-        return loss
-
-
-def _norm(pieces: Pieces) -> float:
-    return math.sqrt(inner(pieces, pieces))
-
-
 def _check_not_negative(name: str, value: object) -> None:
     if not (is_number(value) and 0 <= value < math.inf):
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
-
-
-def _sent(lr: Any) -> float:
-    """A rate that may come from a server: checked again here."""
-    try:
-        rate = float(lr)
-    except (TypeError, ValueError):
-        rate = math.nan
-    if not 0 < rate < math.inf:
-        raise ValueError(f"lr must be a finite number above 0, got {lr!r}; train this round with the last good rate")
-    return rate
 
 
 @lru_cache(maxsize=64, typed=True)

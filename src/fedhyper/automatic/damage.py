@@ -1,0 +1,76 @@
+"""Whether the weights were damaged, by the losses that clients met at them: one odd cohort, or liar, cannot fake it.
+
+    ℓ        median of the last ``voices`` clients' losses at the weights they were sent
+    recent   median of the last ``voices`` ℓ that were believed
+    damaged  ℓ − recent > max(share · (first − recent), unit, width)
+
+``first`` is the first round's ℓ, ``unit`` what the median client gained in the start, ``width`` how far clients
+differed in the round before. Only differences are compared, so any loss will do, negative ones too. Half of the voices have to
+agree; nothing is remembered for more than ``voices`` rounds but ``first``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Literal, NamedTuple
+
+from fedhyper.settings import check_settings, setting
+
+
+class DamageState(NamedTuple):
+    """What was heard so far; nothing is older than ``voices`` rounds, except ``first``."""
+
+    first: float = math.nan
+    heard: tuple[float, ...] = ()  # the last clients' losses
+    recent: tuple[float, ...] = ()  # the last ℓ that were believed
+    width: float = 0.0  # how far clients differed when they were believed last
+    verdict: Literal["good", "fair", "damaged"] = "good"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """When to go back to the last good weights.
+
+    share   of what has been gained so far that has to be lost again
+    voices  losses that decide
+    """
+
+    share: float = setting(
+        0.8,
+        "share of what was gained so far whose loss is damage; at 1 a model that guesses goes unseen",
+        above=0,
+        high=1,
+    )
+    voices: int = setting(10, "losses that decide; raising it is slower and surer", low=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def init(self) -> DamageState:
+        """Nothing heard yet."""
+        return DamageState()
+
+    def update(self, state: DamageState, losses: Sequence[float], unit: float) -> DamageState:
+        """``losses``: each client's, or their mean; none: nothing is known, and nothing is held against the weights."""
+        if not losses:
+            return state._replace(verdict="good")
+        clean = tuple(loss if math.isfinite(loss) else math.inf for loss in losses)
+        heard = (*state.heard, *clean)[-max(self.voices, len(clean)) :]
+        now = median_low(heard)
+        first = state.first if math.isfinite(state.first) else now
+        recent = median_low(state.recent) if state.recent else first
+        limit = max(self.share * (first - recent), unit, state.width)
+        if state.recent and len(heard) >= self.voices and now - recent > limit:
+            return state._replace(heard=(), verdict="damaged")
+        verdict: Literal["good", "fair"] = "good" if now <= recent or not state.recent else "fair"
+        believed = (*state.recent, now)[-self.voices :] if math.isfinite(now) else state.recent
+        return DamageState(first, heard, believed, _width(heard), verdict)
+
+
+def _width(values: Sequence[float]) -> float:
+    """How far clients differ: twice the way from the lower quartile to the median. What lies above does not widen it."""
+    finite = sorted(value for value in values if math.isfinite(value))
+    return 2 * (finite[(len(finite) - 1) // 2] - finite[(len(finite) - 1) // 4]) if finite else 0.0

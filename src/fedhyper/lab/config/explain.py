@@ -1,0 +1,59 @@
+"""What is wrong with a config, in one line: the place, the key, the value and the cure, not pydantic's paragraphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedhyper.errors import did_you_mean, nearest, printable, shown
+
+# A union adds the branch that failed to the place of an error.
+_BRANCHES = frozenset({"bool", "int", "float", "str"})
+
+
+def explain(error: ValidationError, source: str, overridden: Iterable[str], keys: list[str]) -> str:
+    """The first error, and how many more. ``keys`` are what a config has; the command line changed ``overridden``."""
+    first, *more = error.errors()
+    key = ".".join(_place(first))
+    where = "command line" if key in set(overridden) else source
+    several = more and first["type"] != "union" and len({_place(one) for one in error.errors()}) > 1
+    return f"{where}: {_cause(key, first, keys)}" + (f" (and {len(more)} more)" if several else "")
+
+
+def _place(error: Any) -> tuple[str, ...]:
+    return tuple(str(part) for part in error["loc"] if part not in _BRANCHES)
+
+
+def _cause(key: str, error: Any, keys: list[str]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "extra_forbidden":
+        return f"key '{printable(key)}' is not known; {did_you_mean(key, keys)}"
+    value = error["input"]
+    if key.startswith(("options.", "model_options.")):
+        return f"{printable(key)} = {shown(value)} must be a finite number, a string, true or false"
+    if kind == "literal_error":
+        choices = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        return f"{key} = {shown(value)} must be one of {', '.join(choices)}" + (
+            f"; {did_you_mean(value, choices)}" if isinstance(value, str) and nearest(value, choices) else ""
+        )
+    expected = {
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "bool_type": "true or false",
+        "string_type": "a string",
+        "string_too_short": "a name",
+        "string_too_long": "a name of at most 100 characters",
+        "model_type": f"a table, as in [{key}]",
+        "dict_type": f"a table, as in [{key}]",
+        "greater_than": f"above {context.get('gt', 0):,}",
+        "greater_than_equal": f"at least {context.get('ge', 0):,}",
+        "less_than": f"below {context.get('lt', 0):,}",
+        "less_than_equal": f"at most {context.get('le', 0):,}",
+    }.get(kind, str(error["msg"]).lower())
+    return f"{printable(key)} = {shown(value)} must be {expected}"

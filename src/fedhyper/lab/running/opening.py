@@ -1,0 +1,101 @@
+"""How a run begins: in a directory that is free for it, or where an earlier part of the same run ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedhyper.errors import CheckpointRefused, UserError
+from fedhyper.lab.config.identity import config_hash, differences
+from fedhyper.lab.config.model import Config
+from fedhyper.lab.running.build import environment
+from fedhyper.lab.running.directory import RunDirectory
+from fedhyper.lab.running.progress import Progress
+
+if TYPE_CHECKING:
+    from fedhyper.sim.simulation import Simulation
+
+
+def known_config(files: RunDirectory, config: Config, resume: bool) -> Config | None:
+    """The config of the run that is there; None when this one is new. Refused unless ``config`` may continue it."""
+    known = files.config()
+    if known is None:
+        return None
+    summary = files.read_json("summary.json") or {}
+    if not resume:
+        if summary.get("status") == "finished":
+            cure = f"continue it with --resume and more rounds than {known.rounds}"
+        else:
+            cure = "continue it with --resume"
+        state = summary.get("status", "unfinished")
+        raise UserError(f"{files.path} holds a run ({state}); {cure}, or choose another --out")
+    differing = differences(config, known)
+    if differing:
+        raise CheckpointRefused(
+            f"{files.path} holds a run of another config: {', '.join(differing)}; "
+            "use its values, or choose another --out"
+        )
+    return known
+
+
+def open_run(
+    files: RunDirectory, config: Config, sim: Simulation, progress: Progress, known: Config | None
+) -> list[str]:
+    """Bring ``sim`` and ``progress`` to the last checkpoint, if there is one; what a person should know comes back."""
+    partition = sim.partition.to_json()
+    loaded = files.load_checkpoint() if known else None
+    notes: list[str] = []
+    if known is None:
+        files.write_config(config)
+        files.write_json("env.json", environment())
+        files.write_json("partition.json", partition)
+    else:
+        notes += _check_world(files, partition)
+        if known.values() != config.values():
+            files.write_config(config)
+    if loaded is None:
+        files.open_metrics(keep=0)
+        return notes
+    tensors, values, refused = loaded
+    _restore(files, config, sim, tensors, values)
+    for record in files.open_metrics(keep=values["metrics_bytes"]):
+        progress.add(record)
+    if progress.rounds != sim.round:
+        raise CheckpointRefused(
+            f"{files.path / 'metrics.jsonl'} ends with round {progress.rounds}, "
+            f"its checkpoint with round {sim.round}; one of them is not of this run"
+        )
+    return notes + refused
+
+
+def _check_world(files: RunDirectory, partition: dict[str, Any]) -> list[str]:
+    """The data must be those of the first part; other library versions are worth a word."""
+    saved = files.read_json("partition.json")
+    if saved is None:
+        files.write_json("partition.json", partition)
+    elif saved.get("sha256") != partition["sha256"]:
+        raise CheckpointRefused(f"{files.path / 'partition.json'}: the data or their split have changed since")
+    env, now = files.read_json("env.json"), environment()
+    if env is None:
+        files.write_json("env.json", now)
+        return []
+    changed = [key for key in ("fedhyper", "python", "torch", "numpy", "machine") if env.get(key) != now[key]]
+    if not changed:
+        return []
+    return [f"continued with another {', '.join(changed)}: the bits may differ from one long run"]
+
+
+def _restore(
+    files: RunDirectory, config: Config, sim: Simulation, tensors: dict[str, Any], values: dict[str, Any]
+) -> None:
+    import torch
+
+    place = files.path / "checkpoint"
+    if values.get("config_hash") != config_hash(config):
+        raise CheckpointRefused(f"{place}: made by a run of another config")
+    try:
+        sim.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, values["state"])
+        restored = sim.round
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise CheckpointRefused(f"{place}: not a state of this simulation ({type(error).__name__})") from error
+    if restored != values["round"]:
+        raise CheckpointRefused(f"{place}: its state is not of the round it says")
