@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +14,23 @@ import pytest
 
 from fedhyper.errors import DataError, UserError
 from fedhyper.lab.cli import main
-from fedhyper.lab.paper import checks, grid_checks, round_checks
+from fedhyper.lab.paper.checks import accuracy as checks
+from fedhyper.lab.paper.checks import grid as grid_checks
+from fedhyper.lab.paper.checks import rounds as round_checks
 from fedhyper.lab.paper.claims import CLAIMS, verdicts
 from fedhyper.lab.paper.cost import estimate
 from fedhyper.lab.paper.experiments import EXPERIMENTS
+from fedhyper.lab.paper.lending import Shelf
+from fedhyper.lab.paper.measured import first_updates, missing, part
 from fedhyper.lab.paper.pages import index, markdown, table_csv
 from fedhyper.lab.paper.planning import planned_runs, reductions
 from fedhyper.lab.paper.reproduce import IDS, borrow, check_data, make_jobs, reproduce
 from fedhyper.lab.paper.results import Result, Results
-from fedhyper.lab.paper.variants import SCALES, Scale
-from fedhyper.lab.results.stored import StoredRun
+from fedhyper.lab.paper.variants import REPEATED, SETTINGS, Scale
+from fedhyper.lab.results.stored import StoredRun, load_runs
+from fedhyper.lab.running.run import run_experiment
+from fedhyper.lab.sweep.grid import Cell
+from fedhyper.lab.sweep.run import ended_before
 
 SMOKE = ("fig-compose", "fig-robust", "overhead")
 ROUNDS = 100
@@ -54,8 +64,7 @@ def made_up(
 # --- the runs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(("name", "scale"), [(n, s) for n in EXPERIMENTS for s in EXPERIMENTS[n].scales])
 def test_every_experiment_has_its_runs(name: str, scale: Scale) -> None:
     planned = planned_runs(name, scale)
     names = [row.cell.name for row in planned]
@@ -79,7 +88,38 @@ def test_the_scale_paper_is_the_papers_setting() -> None:
             assert config.model_options == {"bidirectional": True}
         else:
             assert (config.partition.kind, config.partition.concentration) == ("dirichlet", 0.5)
-    assert all(reductions("paper", name) == [] for name in EXPERIMENTS if name != "overhead")
+    at_paper = [name for name in EXPERIMENTS if "paper" in EXPERIMENTS[name].scales]
+    assert all(reductions("paper", name) == [] for name in at_paper if name != "overhead")
+
+
+@pytest.mark.parametrize("task", SETTINGS["paper"])
+def test_small_keeps_the_local_work(task: str) -> None:
+    """What decides the length of the first updates is equal; the network is where it must be smaller."""
+    small, paper = SETTINGS["small"][task], SETTINGS["paper"][task]
+    changed = {key for key in {*small, *paper} if small.get(key) != paper.get(key)}
+    networks = {"cifar10": {"model"}, "shakespeare": {"model_options.hidden", "model_options.layers"}}
+    assert changed == {"rounds"} | networks.get(task, set())
+    assert small["rounds"] < paper["rounds"]
+
+
+def test_first_update_at_small_is_the_papers(tmp_path: Path) -> None:
+    if not os.environ.get("FEDHYPER_DATA"):
+        pytest.skip("needs mnist; set FEDHYPER_DATA")
+    row = next(r for r in planned_runs("fig-g", "small") if (r.task, r.variant) == ("mnist", "fedavg"))
+    run_experiment(row.cell.config.model_copy(update={"rounds": 1, "eval_every": 10}), tmp_path / "run")
+    found = first_updates(Results([Result("mnist", "fedavg", "", 0, load_runs([tmp_path / "run"])[0])]))["mnist"]
+    published = json.loads(Path("docs/results/fig-g/paper/part.json").read_text())["first_updates"]["mnist"]
+    assert found == pytest.approx(published, rel=1e-3)  # the promise is a factor of 2; equal settings give equal bits
+
+
+def test_at_the_scale_paper_one_seed_of_everything_comes_first() -> None:
+    rows = [row for row in planned_runs("fig-g", "paper") if row.task == "mnist"]
+    assert [row.seed for row in rows] == sorted(row.seed for row in rows)
+    assert {row.variant for row in rows if row.seed == 0} >= {"fedavg", "fedadagrad", "fedadam", "decay-g", "auto"}
+    assert {row.variant for row in rows if row.seed == 2} == {"fedavg", "g", "fedexp"} <= set(REPEATED)
+    skews = {(row.level, row.variant) for row in planned_runs("tab-noniid", "paper") if row.seed == 1}
+    assert skews == {("Dirichlet 0.5", "fedavg"), ("Dirichlet 0.5", "g+cl")}, "only what other figures share"
+    assert not any(row.ablation for name in ("fig-g", "fig-cl") for row in planned_runs(name, "paper"))
 
 
 def test_grid_of_rates_is_the_papers() -> None:
@@ -91,25 +131,14 @@ def test_grid_of_rates_is_the_papers() -> None:
     assert pairs == {(a, b) for a in (0.5, 0.75, 1, 1.5, 2) for b in (0.001, 0.005, 0.01, 0.05, 0.1)}
 
 
-@pytest.mark.parametrize("name", ["fig-g", "fig-sl", "fig-cl", "tab-noniid"])
-def test_small_has_three_seeds_on_the_small_images(name: str) -> None:
-    seeds: dict[str, set[int]] = {}
-    for row in planned_runs(name, "small"):
-        if not row.ablation:
-            seeds.setdefault(row.task, set()).add(row.seed)
-    assert seeds.pop("mnist") == seeds.pop("fmnist") == {0, 1, 2}
-    assert all(found == {0} for found in seeds.values())
-
-
 def test_every_reduction_is_listed() -> None:
     lines = reductions("small", "fig-robust")
     assert [line.partition(":")[0] for line in lines] == ["cifar10", "shakespeare"]
-    assert "rounds 200 → 20" in lines[0]
+    assert "rounds 200 → 10" in lines[0]
     assert "model resnet18 → cnn" in lines[0]
-    assert "subset all → 8000" in lines[0]
-    assert "local_lr 0.001 to 0.1 → 0.01 to 1" in lines[1]
-    assert "local_lr" not in lines[0], "the grid is the paper's"
-    assert "local_lr 0.01 → 0.5" in reductions("small", "fig-combine")[1]
+    assert "model_options.hidden 256 → 64" in lines[1]
+    assert all("local" not in line and "subset" not in line for line in lines), "the work at a client is the paper's"
+    assert reductions("small", "fig-g")[:2] == ["mnist: rounds 50 → 20", "fmnist: rounds 50 → 20"]
 
 
 def test_both_readings_and_the_released_code_are_there() -> None:
@@ -124,8 +153,9 @@ def test_both_readings_and_the_released_code_are_there() -> None:
 # --- claims ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", ["small", "paper"])
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    ("name", "scale"), [(n, s) for n in EXPERIMENTS for s in EXPERIMENTS[n].scales if s != "smoke"]
+)
 def test_no_claim_lacks_its_runs(name: str, scale: Scale) -> None:
     everything = Results(
         [made_up(r.task, r.variant, 0.5, level=r.level, seed=r.seed, rounds=10) for r in planned_runs(name, scale)]
@@ -162,6 +192,30 @@ def test_several_seeds_need_their_standard_error() -> None:
     assert gain(0.903, 0.903, 0.903) is True  # +0.3 points, no spread
     assert gain(0.901, 0.901, 0.901) is False  # +0.1: below 0.2
     assert gain(0.85, 0.90, 0.97) is False  # +0.67, standard error 3.5
+
+
+def test_methods_are_compared_on_the_seeds_that_both_have() -> None:
+    runs = [made_up("mnist", "g", value, seed=i) for i, value in enumerate((0.90, 0.99, 0.99))]
+    once = made_up("mnist", "fedadam", 0.94)
+    found = checks.above_best(Results([*runs, once]), "mnist", ours="g", rivals=("fedadam",))
+    assert found.holds is False, "seed 0 alone: 90 against 94"
+    assert found.why == "-4.00 points, +0.50 needed to tell, one seed"
+    thrice = [made_up("mnist", "fedavg", 0.90, seed=i) for i in range(3)]
+    found = checks.above_best(Results([*runs, *thrice]), "mnist", ours="g", rivals=("fedavg",))
+    assert found.holds is True
+    assert found.why.endswith("3 seeds")
+    apart = [made_up("mnist", "fedavg", 0.90, seed=7)]
+    assert checks.above_best(Results([*runs, *apart]), "mnist", ours="g", rivals=("fedavg",)) == checks.MISSING
+
+
+def test_everybody_at_its_own_best_rate() -> None:
+    def own(**best: float) -> bool | None:
+        runs = [made_up("mnist", v, a - 0.1 * i, level=f"β {i}") for v, a in best.items() for i in range(2)]
+        return grid_checks.at_own_best(Results(runs), "mnist", ours="g", rivals=("fedavg",)).holds
+
+    assert own(g=0.95, fedavg=0.94) is True
+    assert own(g=0.95, fedavg=0.948) is False
+    assert own(g=0.95) is None
 
 
 def test_the_best_baseline_counts_and_none_may_be_missing() -> None:
@@ -310,26 +364,53 @@ def test_overhead() -> None:
 # --- pages -----------------------------------------------------------------------------------------------------
 
 
+def page_part(name: str, scale: Scale, results: Results) -> dict[str, Any]:
+    planned = planned_runs(name, scale)
+    return part(name, scale, planned, results, verdicts(name, results, scale), [("mnist-bars", "MNIST")])
+
+
 def test_page_says_what_is_missing_and_how_to_go_on() -> None:
     planned = planned_runs("tab-noniid", "small")
-    some = Results([made_up(r.task, r.variant, 0.8, level=r.level, seed=r.seed) for r in planned if r.task == "mnist"])
-    judged = verdicts("tab-noniid", some, "small")
-    text = markdown("tab-noniid", "small", planned, some, judged, [("mnist-bars", "MNIST")], "tab-noniid")
-    assert f"Unfinished: {len(some.items)} of {len(planned)} runs" in text
-    assert "fedhyper reproduce tab-noniid --scale small --pages docs/results" in text
-    assert "![MNIST](tab-noniid/mnist-bars.svg)" in text
+    mnist = [made_up(r.task, r.variant, 0.8, level=r.level, seed=r.seed) for r in planned if r.task == "mnist"]
+    some = Results(mnist[1:])
+    text = markdown("tab-noniid", [page_part("tab-noniid", "small", some)], ["tab-noniid/small"])
+    assert f"Scale small: {len(some.items)} of {len(planned)} runs are there." in text
+    assert "- mnist: FedAvg, IID (seed 0)\n- fmnist: all 12 runs\n" in text
+    assert (
+        "fedhyper reproduce tab-noniid --scale small --tasks mnist,fmnist,cifar10 --pages docs/results` goes on" in text
+    )
+    assert "![MNIST](tab-noniid/small/mnist-bars.svg)" in text
     assert "98.62 / 98.92" in text
-    assert "rounds 200 → 100" in text
-    assert text.count("**not tested here**") == 10, "five claims each on fmnist and cifar10"
+    assert "rounds 200 → 40" in text
+    assert text.count("not tested here:") == 11, "five claims each on fmnist and cifar10, and one without FedAvg"
     rows = table_csv(planned, some).splitlines()
-    assert rows[1].startswith("mnist,FedAvg,IID,3,0.8,")
+    assert rows[1].startswith("mnist,FedAvg,IID,0,")
     assert rows[-1].startswith('mnist,"FedHyper-G+CL, [1/γ, γ]",Dirichlet 0.25,1,0.8,')
+    assert missing(planned, Results([])) == ["mnist: all 16 runs", "fmnist: all 12 runs", "cifar10: all 12 runs"]
 
 
-def test_index_lists_all_nine() -> None:
+def test_page_sets_scales_side_by_side_and_says_when_a_verdict_changes() -> None:
+    def runs(g: float) -> Results:
+        rivals = ("fedavg", "fedadagrad", "fedadam", "fedexp", "decay-g")
+        values = {"g": g} | dict.fromkeys(rivals, 0.5)
+        return Results([made_up("mnist", v, a, update_norm=0.6677) for v, a in values.items()])
+
+    paper, small = page_part("fig-g", "paper", runs(0.6)), page_part("fig-g", "small", runs(0.6))
+    old = page_part("fig-g", "small", runs(0.4))
+    text = markdown("fig-g", [paper, small], ["a", "b"], old)
+    (row,) = (line for line in text.splitlines() if line.startswith("| above the best baseline | mnist |"))
+    assert row.count("**reproduced**: +10.00") == 2
+    assert row.endswith("**yes**: not reproduced → reproduced |")
+    assert "| mnist | 0.6677 | 0.6677 |" in text, "the length of the first update at both scales"
+    unchanged = markdown("fig-g", [paper], ["a"], paper)
+    assert "| no |" in unchanged
+    assert "**yes**" not in unchanged
+
+
+def test_index_lists_every_experiment() -> None:
     page = {"title": "t", "scale": "small", "done": 3, "planned": 4, "verdicts": [{"status": "reproduced"}]}
-    text = index({"fig-g": page})
-    assert "| [fig-g](fig-g.md) | t | small | 3 of 4 | 1 | 0 | 0 |" in text
+    text = index({"fig-g": [page]})
+    assert "| [fig-g](fig-g.md) | FedHyper-G against server optimizers | small | 3 of 4 | 1 | 0 | 0 |" in text
     assert text.count("not run yet") == len(EXPERIMENTS) - 1
 
 
@@ -338,12 +419,22 @@ def test_index_lists_all_nine() -> None:
 
 def test_unknown_id_and_missing_data_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="did you mean 'fig-g'"):
-        make_jobs("fig_g", "smoke", tmp_path)
+        make_jobs(["fig_g"], "smoke", tmp_path)
+    with pytest.raises(UserError, match="choose of mnist, fmnist, cifar10, shakespeare"):
+        make_jobs(["fig-g", "fig-sl"], "paper", tmp_path, ["imagenet"])
+    with pytest.raises(UserError, match="own-rates has no scale paper; use --scale small"):
+        make_jobs(["own-rates"], "paper", tmp_path)
     monkeypatch.setenv("FEDHYPER_DATA", str(tmp_path / "nothing"))
     with pytest.raises(DataError, match="fedhyper data fetch"):
-        reproduce("fig-compose", "small", tmp_path / "out")
+        reproduce(["fig-compose"], "small", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    check_data(make_jobs("all", "smoke", tmp_path))
+    check_data(make_jobs(["all"], "smoke", tmp_path))
+
+
+def test_tasks_restrict_what_is_run_and_not_the_page(tmp_path: Path) -> None:
+    jobs = make_jobs(["fig-g", "tab-noniid"], "paper", tmp_path, ["mnist"])
+    assert {row.task for job in jobs for row in job.pending} == {"mnist"}
+    assert {row.task for row in jobs[0].planned} == {"mnist", "fmnist", "cifar10", "shakespeare"}
 
 
 def test_estimate_grows_with_the_work() -> None:
@@ -357,17 +448,18 @@ def test_estimate_grows_with_the_work() -> None:
 def test_smoke(tmp_path: Path) -> None:
     """Three experiments as a user runs them. One test, for with two workers a shared fixture would run them twice."""
     for name in SMOKE:
-        assert reproduce(name, "smoke", tmp_path / "runs", pages=tmp_path / "pages", quiet=True) == 0
+        assert reproduce([name], "smoke", tmp_path / "runs", pages=tmp_path / "pages", quiet=True) == 0
         check_everything_is_written(tmp_path, name)
     check_the_same_command_goes_on(tmp_path / "runs")
     check_runs_are_shared(tmp_path / "runs")
+    check_a_longer_run_lends_its_first_rounds(tmp_path / "runs", tmp_path / "cut")
     check_pages_alone(tmp_path / "runs")
 
 
 def check_everything_is_written(root: Path, name: str) -> None:
     out = root / "runs" / name / "smoke"
     page = (out / "page.md").read_text()
-    verdict = json.loads((out / "verdicts.json").read_text())
+    verdict = json.loads((out / "part.json").read_text())
     assert verdict["done"] == verdict["planned"] == len(planned_runs(name, "smoke"))
     assert len(verdict["verdicts"]) == len(CLAIMS[name])
     figures = {file.stem for file in (out / "figures").iterdir()}
@@ -375,16 +467,16 @@ def check_everything_is_written(root: Path, name: str) -> None:
     for stem in figures:
         assert f"(figures/{stem}.svg)" in page
         assert all((out / "figures" / f"{stem}{suffix}").stat().st_size > 1000 for suffix in (".png", ".svg", ".pdf"))
-        assert (root / "pages" / name / f"{stem}.svg").is_file()
+        assert (root / "pages" / name / "smoke" / f"{stem}.svg").is_file()
     assert (out / "report-digits.html").read_text().startswith("<!doctype html>")
-    assert f"]({name}/" in (root / "pages" / f"{name}.md").read_text()
+    assert f"]({name}/smoke/" in (root / "pages" / f"{name}.md").read_text()
     assert str(root) not in page, "a page must not name this machine's directories"
     assert f"[{name}]({name}.md)" in (root / "pages" / "README.md").read_text()
 
 
 def check_the_same_command_goes_on(runs: Path) -> None:
     """What is done is skipped, what is not is repaired."""
-    job = make_jobs("fig-compose", "smoke", runs)[0]
+    job = make_jobs(["fig-compose"], "smoke", runs)[0]
     assert job.pending == []
     cell = job.out / "cells" / job.planned[0].cell.name
     before = (cell / "metrics.jsonl").read_bytes()
@@ -392,21 +484,57 @@ def check_the_same_command_goes_on(runs: Path) -> None:
     assert job.pending == job.planned[:1]
     untouched = job.out / "cells" / job.planned[1].cell.name / "metrics.jsonl"
     stamp = untouched.stat().st_mtime_ns
-    assert reproduce("fig-compose", "smoke", runs, quiet=True) == 0
+    assert reproduce(["fig-compose"], "smoke", runs, quiet=True) == 0
     assert (cell / "metrics.jsonl").read_bytes() == before
     assert untouched.stat().st_mtime_ns == stamp
 
 
 def check_runs_are_shared(runs: Path) -> None:
-    job = make_jobs("fig-g", "smoke", runs)[0]
-    shared = {row.cell.name for row in planned_runs("fig-compose", "smoke")} & {row.cell.name for row in job.planned}
-    assert len(shared) >= 2
+    """A finished run is lent to whoever plans its config, under whatever name, from wherever it lies."""
+    compose, job = make_jobs(["fig-compose", "fig-g"], "smoke", runs)
+    (runs / "a pool of").mkdir()
+    compose.out.rename(runs / "a pool of" / "mine")
+    source = runs / "a pool of" / "mine" / "cells"
+    for i, cell in enumerate(sorted(source.iterdir())):
+        cell.rename(source / f"run {i}")
+    configs = [row.cell.config.values() for row in compose.planned]
+    shared = [row for row in job.planned if row.cell.config.values() in configs]
+    assert len(shared) >= 3
     assert borrow(job, runs) == len(shared)
-    assert len(job.pending) == len(job.planned) - len(shared)
+    assert {row.cell.name for row in job.planned} - {row.cell.name for row in job.pending} == {
+        row.cell.name for row in shared
+    }
     assert borrow(job, runs) == 0
-    # fig-robust has the same names but other rounds, and must not lend
-    other = make_jobs("fig-combine", "smoke", runs)[0]
-    assert borrow(other, runs) == 1
+    table = make_jobs(["tab-noniid"], "smoke", runs)[0]
+    assert borrow(table, runs) == 2, "FedAvg and fedhyper at Dirichlet 0.5: another name, the same run"
+
+
+def check_a_longer_run_lends_its_first_rounds(runs: Path, out: Path) -> None:
+    job = make_jobs(["fig-g"], "smoke", runs)[0]
+    row = next(row for row in job.planned if row.variant == "fedavg")
+    shorter = replace(row, cell=Cell("short", row.cell.config.model_copy(update={"rounds": 4})))
+    longer = replace(row, cell=Cell("long", row.cell.config.model_copy(update={"rounds": 11})))
+    assert Shelf(runs).lend(shorter, out / "cells" / "short")
+    assert not Shelf(runs).lend(longer, out / "cells" / "long")
+    run_experiment(shorter.cell.config, out / "truth")
+    lent, truth = load_runs([out / "cells" / "short"])[0], load_runs([out / "truth"])[0]
+    assert (lent.status, len(lent.rounds), lent.config) == ("finished", 4, truth.config)
+    kept = [[{k: v for k, v in r.items() if "seconds" not in k} for r in run.rounds] for run in (lent, truth)]
+    assert kept[0] == kept[1]
+    assert ended_before(shorter.cell, out) is not None
+
+
+def test_a_config_of_an_older_version_is_the_same_config(tmp_path: Path) -> None:
+    """What it did not know is filled in with today's defaults; what cannot be read is passed over."""
+    row = planned_runs("fig-g", "smoke")[0]
+    run_experiment(row.cell.config.model_copy(update={"rounds": 1}), tmp_path / "old")
+    file = tmp_path / "old" / "config.toml"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("norm_cap", "sampling"))]
+    file.write_text("\n".join(lines) + "\n")
+    shutil.copytree(tmp_path / "old", tmp_path / "foreign")
+    (tmp_path / "foreign" / "config.toml").write_text('method = "of-a-plugin"\n')
+    assert Shelf(tmp_path).find(row.cell.config.model_copy(update={"rounds": 1})) == tmp_path / "old"
+    assert Shelf(tmp_path).find(row.cell.config.model_copy(update={"rounds": 1, "seed": 9})) is None
 
 
 def check_pages_alone(runs: Path) -> None:
@@ -419,8 +547,12 @@ def check_pages_alone(runs: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_all_at_the_scale_smoke(tmp_path: Path) -> None:
-    assert reproduce("all", "smoke", tmp_path / "runs", pages=tmp_path / "pages", quiet=True) == 0
+def test_all_at_the_scale_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, pages = tmp_path / "runs", tmp_path / "pages"
+    assert reproduce(["all"], "smoke", out, pages=pages, quiet=True) == 0
     assert {path.stem for path in (tmp_path / "pages").glob("*.md")} == {*EXPERIMENTS, "README"}
     assert "not run yet" not in (tmp_path / "pages" / "README.md").read_text()
     assert set(IDS) == {*EXPERIMENTS, "all"}
+    capsys.readouterr()
+    assert reproduce(["fig-g", "fig-sl"], "smoke", out, tasks=["digits"]) == 0
+    assert "nothing left to do" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -38,6 +39,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, built_in: str) -> None:
         self.kind = kind
         self._built_in: str | None = built_in
+        self._loading = threading.RLock()
         self._entries: dict[str, tuple[T, str]] = {}
 
     def register(self, name: str, entry: T, *, origin: str) -> None:
@@ -80,9 +82,10 @@ class Registry(Generic[T]):
         return name in self.names()
 
     def _load(self) -> None:
-        if self._built_in is not None:
-            module, self._built_in = self._built_in, None
-            importlib.import_module(module)
+        with self._loading:  # the engine's threads ask at once, and none may see half of the names
+            if self._built_in is not None:
+                module, self._built_in = self._built_in, None
+                importlib.import_module(module)
 
 
 @dataclass(frozen=True)

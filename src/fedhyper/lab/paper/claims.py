@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedhyper.lab.paper import checks, grid_checks, round_checks
-from fedhyper.lab.paper.experiments import SKEWS
+from fedhyper.lab.paper.blocks import SKEWS
+from fedhyper.lab.paper.checks import accuracy as checks
+from fedhyper.lab.paper.checks import grid as grid_checks
+from fedhyper.lab.paper.checks import rounds as round_checks
 from fedhyper.lab.paper.results import Results
 from fedhyper.lab.paper.variants import VARIANTS, Scale
 
@@ -57,6 +59,7 @@ def judge(claim: Claim, results: Results, scale: Scale) -> Verdict:
 # --- the claims ------------------------------------------------------------------------------------------------
 
 _G_RIVALS = ("fedavg", "fedadagrad", "fedadam", "fedexp", "decay-g")
+_BEST = "best (figure)"
 _NOT_FMNIST = "– (its “FMNIST” is MNIST)"
 
 
@@ -170,7 +173,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     ),
     "fig-curve": tuple(
         Claim(text, task, paper, test)
-        for task in ("cifar10", "fmnist")
+        for task in ("cifar10", "mnist", "fmnist")
         for text, paper, test in (
             ("G's rate rises to round 15 of 100, then falls", "peak at ≈ 15", round_checks.rises_then_falls),
             ("G's rate is above 1 in the first half, below 1 in the second", "> 1, then < 1", round_checks.halves),
@@ -191,8 +194,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         ),
     ),
     "fig-combine": tuple(
-        _best("G+CL is better than G and than CL", task, "best (figure)", "g+cl", "g", "cl")
-        for task in ("cifar10", "shakespeare")
+        _best("G+CL is better than G and than CL", task, paper, "g+cl", "g", "cl")
+        for task, paper in (("cifar10", _BEST), ("shakespeare", _BEST), ("mnist", "– (not in the figure)"))
     ),
     "overhead": (
         *(
@@ -215,6 +218,17 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             for task in ("fmnist", "shakespeare")
         ),
     ),
+    "own-rates": tuple(
+        Claim(text, task, "– (the paper has one rate)", partial(grid_checks.at_own_best, ours=ours, rivals=rivals))
+        for task in ("mnist", "fmnist")
+        for text, ours, rivals in (
+            ("G above the best baseline, each at its own best rate", "g", _G_RIVALS),
+            ("SL above FedAvg and Decay-SL, each at its own best rate", "sl", ("fedavg", "decay-sl")),
+            ("CL above FedAvg, each at its own best rate", "cl", ("fedavg",)),
+            ("G+CL above the best baseline, each at its own best rate", "g+cl", _G_RIVALS),
+        )
+    ),
+    "awake": (),  # explains, claims nothing
 }
 
 

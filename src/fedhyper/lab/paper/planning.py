@@ -9,8 +9,9 @@ from typing import Any
 
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.config.toml import put
-from fedhyper.lab.paper.experiments import EXPERIMENTS, Block, Experiment, Level
-from fedhyper.lab.paper.variants import SEEDS, SETTINGS, VARIANTS, Scale, tasks_of
+from fedhyper.lab.paper.blocks import Block, Experiment, Level
+from fedhyper.lab.paper.experiments import EXPERIMENTS
+from fedhyper.lab.paper.variants import REPEATED, REPEATED_TASKS, SETTINGS, VARIANTS, Scale, tasks_of
 from fedhyper.lab.sweep.grid import Cell, cell_name
 
 
@@ -27,20 +28,31 @@ class Planned:
 
 
 def planned_runs(name: str, scale: Scale) -> list[Planned]:
-    """All runs of an experiment, in the order of its table; every config is checked here."""
+    """All runs of an experiment: first one seed of everything, in the order of its table; every config is checked here.
+
+    So a partial result is useful, and in timings what the machine does meanwhile hits all methods alike.
+    """
     experiment = EXPERIMENTS[name]
     rows: dict[str, Planned] = {}
     for block in experiment.blocks:
+        if block.ablation and scale == "paper":
+            continue
         for task in tasks_of(block.tasks, scale):
-            # Timings need repetitions at every scale, and repetitions are seeds.
-            seeds = block.seeds if experiment.timed else min(block.seeds, SEEDS[scale].get(task, 1))
             for level in block.levels(task, scale):
                 for variant in block.variants:
-                    for seed in range(seeds):
+                    for seed in range(_seeds(experiment, block, scale, task, variant, level)):
                         row = _row(experiment, scale, block, task, variant, level, seed)
                         rows.setdefault(row.cell.name, row)
-    # Timings: all methods in turn, then all again, so that what the machine does meanwhile hits them alike.
-    return sorted(rows.values(), key=lambda row: row.seed) if experiment.timed else list(rows.values())
+    return sorted(rows.values(), key=lambda row: row.seed)
+
+
+def _seeds(experiment: Experiment, block: Block, scale: Scale, task: str, variant: str, level: Level) -> int:
+    """How many seeds: repetitions of a timing, two at smoke, three of what several figures of the paper share."""
+    if experiment.timed:
+        return block.seeds
+    shared = level.settings.items() <= SETTINGS[scale][task].items()
+    again = scale == "paper" and task in REPEATED_TASKS and variant in REPEATED and shared
+    return min(block.seeds, 3 if again else 2 if scale == "smoke" else 1)
 
 
 def _row(

@@ -45,6 +45,15 @@ class Results:
         """Those with one of these seeds: what has one seed is compared on that seed."""
         return Results([one for one in self.items if one.seed in seeds])
 
+    def shared(self, task: str, variants: Sequence[str], levels: Sequence[str] = ("",)) -> Results:
+        """Those of the seeds that all of these have, so that three seeds are not compared with another's one."""
+        of = [
+            {one.seed for one in self.items if (one.task, one.variant, one.level) == (task, variant, level)}
+            for variant in variants
+            for level in levels
+        ]
+        return self.seeds(set.intersection(*of)) if of else self
+
     def levels(self, task: str, variant: str) -> list[str]:
         """At which levels the variant was run."""
         return list(dict.fromkeys(one.level for one in self.items if (one.task, one.variant) == (task, variant)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedhyper.lab.paper.checks import MISSING, Found
+from fedhyper.lab.paper.checks.accuracy import MISSING, Found
 from fedhyper.lab.paper.results import Results
 from fedhyper.lab.paper.variants import VARIANTS
 from fedhyper.lab.results.metrics import traffic

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from fedhyper.lab.paper.checks import CLOSE, MISSING, Found, percent, points
+from fedhyper.lab.paper.checks.accuracy import CLOSE, MISSING, Found, percent, points, tell
 from fedhyper.lab.paper.results import Results, needed
+from fedhyper.lab.paper.variants import VARIANTS
+from fedhyper.lab.results.metrics import Stat
 
 MOST = 0.5  # of the cells of a grid
 WORTH = 0.01  # "improves accuracy by 1 % - 5 %"
@@ -54,19 +56,37 @@ def fedavg_span(results: Results, task: str, *, low: float, high: float) -> Foun
 
 def skew_gain(results: Results, task: str, *, level: str) -> Found:
     """G+CL above FedAvg at one level of skew."""
-    mine, theirs = results.late(task, "g+cl", level), results.late(task, "fedavg", level)
+    both = results.shared(task, ("g+cl", "fedavg"), (level,))
+    mine, theirs = both.late(task, "g+cl", level), both.late(task, "fedavg", level)
     if mine is None or theirs is None:
         return MISSING
-    gain, least = mine.mean - theirs.mean, needed(mine, theirs)
+    gain = mine.mean - theirs.mean
     said = f"{percent(theirs)} / {percent(mine)} ({points(gain)})"
-    return Found(gain >= least, said, f"{points(gain)} points, {points(least)} needed to tell")
+    return Found(gain >= needed(mine, theirs), said, tell(mine, theirs))
 
 
 def most_at_most_skewed(results: Results, task: str) -> Found:
     """Of the three Dirichlet levels the gain is largest at 0.25."""
-    gains = {level: gain for level, gain in gains_over_fedavg(results, task).items() if level.startswith("Dirichlet")}
+    levels = [level for level in results.levels(task, "fedavg") if level.startswith("Dirichlet")]
+    alike = results.shared(task, ("fedavg", "g+cl"), levels)
+    gains = {level: gain for level, gain in gains_over_fedavg(alike, task).items() if level in levels}
     if len(gains) < 3:
         return MISSING
     said = ", ".join(f"{level} {points(gain)}" for level, gain in gains.items())
     largest = max(gains, key=lambda level: gains[level])
     return Found(largest == "Dirichlet 0.25", said, f"the largest gain is at {largest}")
+
+
+def at_own_best(results: Results, task: str, *, ours: str, rivals: tuple[str, ...]) -> Found:
+    """Late accuracy above every rival's, each method at the level that is best for it."""
+    best: dict[str, tuple[Stat, str]] = {}
+    for one in (ours, *rivals):
+        known = [(stat, level) for level in results.levels(task, one) if (stat := results.late(task, one, level))]
+        if not known:
+            return MISSING
+        best[one] = max(known, key=lambda pair: pair[0].mean)
+    rival = max(rivals, key=lambda one: best[one][0].mean)
+    (mine, here), (theirs, there) = best[ours], best[rival]
+    gain = points(mine.mean - theirs.mean)
+    said = f"{gain} ({percent(mine)} at {here}; {VARIANTS[rival].label} {percent(theirs)} at {there})"
+    return Found(mine.mean - theirs.mean >= needed(mine, theirs), said, tell(mine, theirs))

@@ -5,6 +5,7 @@ A check answers with what was measured and with yes or no; where runs are missin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -45,32 +46,54 @@ def points(value: float) -> str:
 
 
 def above_best(results: Results, task: str, *, ours: str, rivals: tuple[str, ...]) -> Found:
-    """Late accuracy (the last fifth of the rounds) above the best rival's."""
-    mine = results.late(task, ours)
-    theirs = {rival: stat for rival in rivals if (stat := results.late(task, rival))}
-    if mine is None or len(theirs) < len(rivals):
+    """Late accuracy (the last fifth of the rounds) above every rival's, each on the seeds that both have."""
+    found = _least_gain(results, task, ours, rivals, lambda some, variant: some.late(task, variant))
+    if found is None:
         return MISSING
-    best = max(theirs, key=lambda rival: theirs[rival].mean)
-    gain, least = mine.mean - theirs[best].mean, needed(mine, theirs[best])
-    said = f"{points(gain)} ({percent(mine)}; {VARIANTS[best].label} {percent(theirs[best])})"
-    return Found(gain >= least, said, f"{points(gain)} points, {points(least)} needed to tell")
+    best, mine, theirs = found
+    said = f"{points(mine.mean - theirs.mean)} ({percent(mine)}; {VARIANTS[best].label} {percent(theirs)})"
+    return Found(_enough(mine, theirs), said, tell(mine, theirs))
 
 
 def earlier(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], share: float) -> Found:
-    """Mean accuracy over the first ``share`` of the rounds above every rival's."""
-    mine = results.early(task, ours, share)
-    theirs = {rival: stat for rival in rivals if (stat := results.early(task, rival, share))}
-    if mine is None or len(theirs) < len(rivals):
+    """Mean accuracy over the first ``share`` of the rounds above every rival's, each on the seeds that both have."""
+    found = _least_gain(results, task, ours, rivals, lambda some, variant: some.early(task, variant, share))
+    if found is None:
         return MISSING
-    best = max(theirs, key=lambda rival: theirs[rival].mean)
-    gain, least = mine.mean - theirs[best].mean, needed(mine, theirs[best])
-    rival = f"{VARIANTS[best].label} {percent(theirs[best])}"
+    best, mine, theirs = found
+    rival = f"{VARIANTS[best].label} {percent(theirs)}"
     said = f"{percent(mine)} on average over the first {share:.0%} of rounds; {rival}"
-    return Found(gain >= least, said, f"{points(gain)} points, {points(least)} needed to tell")
+    return Found(_enough(mine, theirs), said, tell(mine, theirs))
+
+
+def _least_gain(
+    results: Results, task: str, ours: str, rivals: tuple[str, ...], measure: Callable[[Results, str], Stat | None]
+) -> tuple[str, Stat, Stat] | None:
+    """The rival over which ``ours`` gains least beyond what can be told, and both; None when one is missing."""
+    pairs: dict[str, tuple[Stat, Stat]] = {}
+    for rival in rivals:
+        both = results.shared(task, (ours, rival))
+        mine, theirs = measure(both, ours), measure(both, rival)
+        if mine is None or theirs is None:
+            return None
+        pairs[rival] = mine, theirs
+    worst = min(pairs, key=lambda rival: pairs[rival][0].mean - pairs[rival][1].mean - needed(*pairs[rival]))
+    return worst, *pairs[worst]
+
+
+def _enough(mine: Stat, theirs: Stat) -> bool:
+    return mine.mean - theirs.mean >= needed(mine, theirs)
+
+
+def tell(mine: Stat, theirs: Stat) -> str:
+    """``+0.31 points, +0.20 needed to tell, 3 seeds``."""
+    seeds = "one seed" if mine.n == 1 else f"{mine.n} seeds"
+    return f"{points(mine.mean - theirs.mean)} points, {points(needed(mine, theirs))} needed to tell, {seeds}"
 
 
 def comparable(results: Results, task: str, *, ours: str, rival: str) -> Found:
     """Not more than a point below the rival in late and in early accuracy."""
+    results = results.shared(task, (ours, rival))
     finals = results.late(task, ours), results.late(task, rival)
     early = results.early(task, ours), results.early(task, rival)
     if finals[0] is None or finals[1] is None or early[0] is None or early[1] is None:
@@ -82,6 +105,7 @@ def comparable(results: Results, task: str, *, ours: str, rival: str) -> Found:
 
 def close_to(results: Results, task: str, *, ours: str, rival: str) -> Found:
     """Late accuracies within a point of each other."""
+    results = results.shared(task, (ours, rival))
     mine, theirs = results.late(task, ours), results.late(task, rival)
     if mine is None or theirs is None:
         return MISSING
@@ -91,6 +115,7 @@ def close_to(results: Results, task: str, *, ours: str, rival: str) -> Found:
 
 def sooner(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], level: float | None = None) -> Found:
     """Reaches an accuracy in at most 0.8 × the rounds of every rival: ``level``, or else what all of them reach."""
+    results = results.shared(task, (ours, *rivals))
     finals = [results.late(task, one) for one in (ours, *rivals)]
     known = [stat.mean for stat in finals if stat is not None]
     if len(known) < len(finals):
@@ -105,6 +130,7 @@ def sooner(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], l
 
 def times_faster(results: Results, task: str, *, ours: str, at_least: float) -> Found:
     """Reaches 95 % of FedAvg's late accuracy in at most 1/``at_least`` of FedAvg's rounds."""
+    results = results.shared(task, (ours, "fedavg"))
     final = results.late(task, "fedavg")
     if final is None or not results.runs(task, ours):
         return MISSING
@@ -123,6 +149,7 @@ def times_faster(results: Results, task: str, *, ours: str, at_least: float) -> 
 
 def ordered(results: Results, task: str, *, best_first: tuple[str, ...]) -> Found:
     """Late accuracies in this order, each step distinguishable."""
+    results = results.shared(task, best_first)
     finals = [results.late(task, one) for one in best_first]
     known = [stat for stat in finals if stat is not None]
     if len(known) < len(finals):

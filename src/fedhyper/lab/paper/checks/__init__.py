@@ -1,0 +1,1 @@
+"""Checks that decide whether runs show what the paper claims."""
