@@ -31,20 +31,23 @@ def loss(w: np.ndarray) -> float:
     return float(np.mean([loss_of(w, x, y) for x, y in data]))
 
 
-def local_training(w: np.ndarray, x: np.ndarray, y: np.ndarray, lr: float) -> np.ndarray:
-    """One client: a few steps of gradient descent on its own data."""
+def local_training(w: np.ndarray, x: np.ndarray, y: np.ndarray, lr: float) -> tuple[np.ndarray, list[float]]:
+    """One client: a few steps of gradient descent on its own data, and the loss before each."""
+    losses = []
     for _ in range(STEPS):
+        losses.append(loss_of(w, x, y))
         w = w - lr * 2 * x.T @ (x @ w - y) / len(y)
-    return w
+    return w, losses
 
 
 def train(plan: Plan) -> float:
     """Federated training: these are the ten lines."""
     server = Server(np.zeros(SIZE), plan)
     for _ in range(ROUNDS):
-        sent = server.weights
-        after = [local_training(sent, x, y, server.local_lr) for x, y in data]
-        server.step([sent - w for w in after], loss=[loss_of(sent, x, y) for x, y in data])  # before - after
+        sent, rates = server.weights, server.rates(len(data))
+        replies = [local_training(sent, x, y, lr) for (x, y), lr in zip(data, rates, strict=True)]
+        updates, losses = [sent - w for w, _ in replies], [losses for _, losses in replies]  # before - after
+        server.step(updates, loss=[first for first, *_ in losses], train_loss=[np.mean(one) for one in losses])
     return loss(server.averaged)
 
 

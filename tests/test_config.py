@@ -184,7 +184,7 @@ def test_model_options_are_plain(value: Any) -> None:
         ("target_acc", "target_accuracy"),
         ("partition.concentraton", "partition.concentration"),
         ("partition.knd", "partition.kind"),
-        ("options.hyperlr", "options.hyper_lr"),
+        ("options.recenci", "options.recency"),
     ],
 )
 def test_did_you_mean(typo: str, meant: str) -> None:
@@ -238,7 +238,7 @@ def test_defaults_of_options_are_the_rules_own() -> None:
 
 def test_a_suffix_replaces_the_servers_optimizer_and_its_options() -> None:
     assert option_defaults("fedavgm+adam") == option_defaults("fedadam+adam") == option_defaults("fedavg+adam")
-    assert option_defaults("fedadam+momentum") == {"momentum": 0.9}
+    assert option_defaults("fedadam+momentum") == {"momentum": 0.9, "warmup": 0.0}
     made = make_method("fedhyper+momentum", local_lr=0.1, global_lr=1.0, server_momentum=0.5)
     assert "momentum" in option_defaults("fedhyper+momentum")
     assert made.server.momentum == 0.5  # type: ignore[attr-defined]
