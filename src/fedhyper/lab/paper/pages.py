@@ -126,11 +126,13 @@ def _cell(verdict: dict[str, str] | None) -> str:
 
 
 def _change(key: tuple[str, str], columns: Sequence[dict[tuple[str, str], dict[str, str]]], before: Any) -> str:
-    now = next((c[key]["status"] for c in columns if key in c and c[key]["status"] in _DECIDED), None)
+    now = {c[key]["status"] for c in columns if key in c and c[key]["status"] in _DECIDED}
     then = before[key]["status"] if key in before and before[key]["status"] in _DECIDED else None
-    if now is None or then is None:
+    if not now or then is None:
         return "–"
-    return "no" if now == then else f"**yes**: {then} → {now}"
+    if len(now) > 1:  # rounds or seeds, then: our scales have the same local work
+        return "unclear: scales with the same local work differ"
+    return "no" if now == {then} else f"**yes**: {then} → {now.pop()}"
 
 
 def _words(parts: Sequence[Part], old: Part | None) -> list[str]:
