@@ -71,7 +71,8 @@ _RULES = (
     f"Methods are compared by the mean over the evaluations in the last {100 * LAST:g} % of the rounds, on the seeds "
     f"that both have. With several seeds one mean is above another when it is so by {100 * SEEDS:g} points and by the "
     f"standard error of the difference; with one seed, by {100 * ONE_SEED:g} points. At the scale paper some methods "
-    "get three seeds on mnist, chosen before the runs: FedAvg, the paper's four, and the best baseline of each figure "
+    "get three seeds on mnist, chosen when four runs of seed 0 were known: FedAvg, the paper's four, "
+    "and the best baseline of each figure "
     "by the old small scale's first half of rounds (FedExP; FedAvg; FedAvg + Adam). The checks and their thresholds "
     "are code: `src/fedhyper/lab/paper/checks/`."
 )
