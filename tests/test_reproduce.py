@@ -405,6 +405,9 @@ def test_page_sets_scales_side_by_side_and_says_when_a_verdict_changes() -> None
     unchanged = markdown("fig-g", [paper], ["a"], paper)
     assert "| no |" in unchanged
     assert "**yes**" not in unchanged
+    apart = markdown("fig-g", [paper, page_part("fig-g", "small", runs(0.4))], ["a", "b"], old)
+    assert "unclear: scales with the same local work differ" in apart
+    assert "**yes**" not in apart, "what differs between our scales is not the local work"
 
 
 def test_index_lists_every_experiment() -> None:

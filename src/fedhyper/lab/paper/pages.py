@@ -71,7 +71,8 @@ _RULES = (
     f"Methods are compared by the mean over the evaluations in the last {100 * LAST:g} % of the rounds, on the seeds "
     f"that both have. With several seeds one mean is above another when it is so by {100 * SEEDS:g} points and by the "
     f"standard error of the difference; with one seed, by {100 * ONE_SEED:g} points. At the scale paper some methods "
-    "get three seeds on mnist, chosen before the runs: FedAvg, the paper's four, and the best baseline of each figure "
+    "get three seeds on mnist, chosen when four runs of seed 0 were known: FedAvg, the paper's four, "
+    "and the best baseline of each figure "
     "by the old small scale's first half of rounds (FedExP; FedAvg; FedAvg + Adam). The checks and their thresholds "
     "are code: `src/fedhyper/lab/paper/checks/`."
 )
@@ -126,11 +127,13 @@ def _cell(verdict: dict[str, str] | None) -> str:
 
 
 def _change(key: tuple[str, str], columns: Sequence[dict[tuple[str, str], dict[str, str]]], before: Any) -> str:
-    now = next((c[key]["status"] for c in columns if key in c and c[key]["status"] in _DECIDED), None)
+    now = {c[key]["status"] for c in columns if key in c and c[key]["status"] in _DECIDED}
     then = before[key]["status"] if key in before and before[key]["status"] in _DECIDED else None
-    if now is None or then is None:
+    if not now or then is None:
         return "–"
-    return "no" if now == then else f"**yes**: {then} → {now}"
+    if len(now) > 1:  # rounds or seeds, then: our scales have the same local work
+        return "unclear: scales with the same local work differ"
+    return "no" if now == {then} else f"**yes**: {then} → {now.pop()}"
 
 
 def _words(parts: Sequence[Part], old: Part | None) -> list[str]:

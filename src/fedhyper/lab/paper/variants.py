@@ -90,7 +90,8 @@ SETTINGS: dict[Scale, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 # Three seeds at the scale paper on mnist: FedAvg, the paper's four, and the best baseline of each figure. Which one
-# that is was fixed before these runs, by the mean accuracy over the first half of the rounds on mnist at the old small
+# that is was fixed before seeds 1 and 2, not before seed 0 (four runs of fig-g were known), by
+# the mean accuracy over the first half of the rounds on mnist at the old small
 # scale (docs/results/shrunk): FedExP in fig-g, FedAvg in fig-sl and tab-noniid, FedAvg + Adam in fig-cl.
 REPEATED = ("fedavg", "g", "sl", "cl", "g+cl", "fedexp", "local-adam")
 REPEATED_TASKS = ("mnist",)
