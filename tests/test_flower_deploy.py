@@ -28,18 +28,20 @@ def weights(log: str) -> str:
     return str(found[-1][1])
 
 
-def test_simulation_engine_three_rounds_of_ten_clients_twice_the_same_bits(tmp_path: Path) -> None:
+def test_simulation_engine_six_rounds_of_ten_clients_twice_the_same_bits(tmp_path: Path) -> None:
     """New node ids, new order of replies, half of the nodes sampled: the same weights."""
     app = new_app(tmp_path / "app")
     with Federation(tmp_path / "federation", simulation=True) as federation:
         digests = []
         for _ in range(2):
             options = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1")
-            run = federation.submit(app, "rounds=3 fraction-train=0.5 local-lr=0.05", *options)
+            run = federation.submit(app, "rounds=6 fraction-train=0.5 local-lr=0.05", *options)
             assert federation.finish(run) == "finished:completed", federation.app_log(run)[-3000:]
             log = federation.app_log(run)
-            assert log.count("Sampled 5 nodes (out of 10)") == 3
-            assert log.count("'fedhyper.clients-used': 5, 'fedhyper.clients-rejected': 0") == 3
+            assert log.count("Sampled 5 nodes (out of 10)") == 6
+            # up to four rounds in which rates are tried out, then everybody counts
+            used = re.findall(r"'fedhyper.clients-used': (\d+), 'fedhyper.clients-rejected': (\d+)", log)
+            assert used[4:6] == [("5", "0"), ("5", "0")]
             digests.append(weights(log))
     assert digests[0] == digests[1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def accuracy(directory: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -
     monkeypatch.syspath_prepend(str(directory))
     config = tomllib.loads((directory / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"] | changed
     server, client = (importlib.import_module(f"quickstart.{name}_app") for name in ("server", "client"))
+    random.seed(0)  # FedAvg draws the order of nodes, and with it who tries which rate
     grid = LocalGrid(client.app, 5, run_config=config)
     server.app(grid, Context(1, 1, {}, RecordDict(), config))
     last = [message for message in grid.sent if message.metadata.message_type == "evaluate"][-1]
