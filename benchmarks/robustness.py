@@ -6,8 +6,8 @@
     python benchmarks/robustness.py --tables                     only rewrite the tables from the cells that are there
 
 A run is a method, a local rate, a global rate and a seed; they are the cells of a sweep in --out (see cells.py), so
-stopping costs nothing but the round at work. fedhyper starts at min(product of the rates, probe): pairs of rates with
-the same start are the same run, made once and counted once a pair. Equal rounds and local work for all methods.
+stopping costs nothing but the round at work. fedhyper does not read the initial rates: its pairs are one run, made once
+and counted once a pair. Equal rounds and local work for all methods, but for fedhyper's first round (docs/maths.md).
 
     digits                  every method on the grid; three seeds for fedavg, fedhyper and fedhyper-g+cl
     fmnist, mnist           those three on the grid, every other method on its row of global rate 1
@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 from cells import Setting, complete, is_done, make_cell, records, score
 
-from fedhyper import Auto
 from fedhyper.errors import UserError
 from fedhyper.lab.sweep.grid import Cell
 from fedhyper.sim.data.files import dataset_status
@@ -82,16 +81,11 @@ class Point(NamedTuple):
 
     @property
     def cell(self) -> Cell:
-        """The run it stands for; fedhyper knows its initial rates only as the rate it starts from."""
+        """The run it stands for; fedhyper does not read its initial rates."""
         s, rates = SETTINGS[self.setting], (self.local_lr, self.global_lr)
         if self.method == "fedhyper":
-            start = _start(rates)
-            rates = next((pair for pair in GRID if _start(pair) == start), rates)
+            rates = GRID[0]
         return make_cell(self.setting, s, self.method, rates, self.seed, every=max(s.rounds // 10, 1))
-
-
-def _start(rates: tuple[float, float]) -> float:
-    return Auto(local_lr=rates[0], global_lr=rates[1]).start
 
 
 def result(point: Point, out: Path) -> dict[str, Any]:

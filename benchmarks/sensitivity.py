@@ -134,8 +134,11 @@ def axes(task: str, seeds: int, out: Path) -> None:
         )
 
 
+_MOST = {"share": 1.0}
+
+
 def constants(task: str, seeds: int, out: Path) -> None:
-    """One row a constant; factors by their root and their square, ``slack`` and other shares at most 1."""
+    """One row a constant, halved and doubled; the ratio by its root and its square, the share at most 1."""
     both = {task: BASE[task]}
     if task == "digits":
         both["digits-skewed"] = BASE[task]._replace(concentration=0.1)
@@ -151,10 +154,12 @@ def constants(task: str, seeds: int, out: Path) -> None:
     print(f"| constant | default | halved | doubled |\n|---|---|---|---|\n| (all at default) | | {scores()} | |")
     for field in fields(Auto):
         value = field.default
-        if field.name in ("local_lr", "global_lr", "bound") or not isinstance(value, float):
+        if field.name in ("local_lr", "global_lr") or not isinstance(value, float | int):
             continue
-        factor = field.name in ("climb", "retreat")
-        less, more = (value**0.5, value**2) if factor else (value / 2, 2 * value)
+        factor = field.name == "ratio"
+        less, more = (
+            (value**0.5, value**2) if factor else (type(value)(value / 2), min(2 * value, _MOST.get(field.name, 1e9)))
+        )
         if field.name == "momentum":  # it remembers 1/(1 − momentum) rounds
             less, more = 1 - 2 * (1 - value), 1 - (1 - value) / 2
         note = " (√, square)" if factor else " (its memory)" if field.name == "momentum" else ""
