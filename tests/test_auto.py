@@ -193,10 +193,10 @@ def test_by_hand() -> None:
     plan = Auto(ratio=10.0, voices=3, gain=1.0, wait=1.0)
     state = plan.init()
     assert (state.local_lr, state.climbs) == (0.01, True)
-    state = plan.update(state, Seen([1.0, 0.0], 0.0, (2.0, 2.0), 1.0, ((-2, 0.5), (-1, 0.5))))
+    state = plan.update(state, Seen([1.0, 0.0], 0.0, (2.0, 2.0), 1.0, ((-2, 0.5), (-1, 0.5)), climbed=True))
     assert state.local_lr == pytest.approx(0.01)  # two votes, the lower one; nothing to compare with
     assert state.climbs
-    state = plan.update(state, Seen([1.0, 0.0], [1.0, 0.0], (1.9,), 1.0, ((-1, 0.5),)))
+    state = plan.update(state, Seen([1.0, 0.0], [1.0, 0.0], (1.9,), 1.0, ((-1, 0.5),), climbed=True))
     assert not state.climbs
     assert state.local_lr == pytest.approx(0.1 * math.exp(1 / 2))  # -1, the median of three; h = 1, 1/(1 + 1)
     state = plan.update(state, Seen([-1.0, 0.0], [1.0, 0.0], (1.8, 1.8, 1.8), 1.0))
@@ -211,10 +211,29 @@ def test_by_hand() -> None:
 
 def test_a_host_that_shows_no_votes_stays_near_the_hint() -> None:
     plan, state = auto(local_lr=0.02, global_lr=0.5), auto(local_lr=0.02, global_lr=0.5).init()
-    for _ in range(50):
-        state = plan.update(state, Seen([1.0], [1.0], (1.0,), 1.0))
+    for t in range(200):
+        agree = [0.5, math.sqrt(0.75)] if t % 2 else [-0.5, math.sqrt(0.75)]
+        state = plan.update(state, Seen(agree, [1.0, 0.0], (1.0,), 1.0))
         assert not state.climbs
-        assert 0.01 <= state.local_lr <= 0.01 * 10**0.5 * 1.001
+        assert 0.01 / 10 <= state.local_lr <= 0.01 * 10
+
+
+def test_where_the_start_tells_little_a_rate_far_too_low_rises_a_rung_a_round_for_a_while() -> None:
+    """Consecutive updates that are one and the same say that nothing has happened yet; clients that climbed know better."""
+    plan = auto(local_lr=1e-6)
+    for climbed, highest in ((False, 1e4), (True, 0.1 * 10**0.5)):
+        state = plan.update(plan.init(), Seen([1.0], 0.0, (1.0,), 1.0, ((-2, 0.1),) * 10 if climbed else None, climbed))
+        for _ in range(100):
+            state = plan.update(state, Seen([1.0], [1.0], (1.0,), 1.0))
+        assert state.local_lr == pytest.approx(highest, rel=0.01) if climbed else 1e3 < state.local_lr < 1e6
+
+
+def test_one_try_a_client_starts_a_rung_lower() -> None:
+    plan, votes = auto(), ((-2, 0.1),) * 10
+    rates = [
+        plan.update(plan.init(), Seen([1.0], 0.0, (1.0,), 1.0, votes, climbed)).local_lr for climbed in (True, False)
+    ]
+    assert rates == pytest.approx([0.1, 0.1 / 10**0.5])
 
 
 def test_a_start_nobody_votes_in_ends() -> None:
@@ -237,10 +256,11 @@ def test_a_start_nobody_votes_in_ends() -> None:
     )
 )
 def test_any_input_leaves_the_rate_finite_and_inside_the_stated_range(rounds: list) -> None:  # type: ignore[type-arg]
-    """From a rung below the lowest to one above the highest rate of the grid, two lower after damage."""
+    """From a rung below the lowest to one above the highest rate of the grid, two lower after damage; where the start
+    tells little, four rungs and 20 more upwards."""
     plan = auto()
     state = plan.init()
-    low, high = 10 ** ((LOWEST - 3) / 2), 10 ** ((HIGHEST + 1) / 2)
+    low, high = 10 ** ((LOWEST - 7) / 2), 10 ** ((HIGHEST + 4 + 20) / 2)
     for losses, entry, votes, nonsense in rounds:
         if nonsense:
             state = plan.nonsense(state)

@@ -38,6 +38,7 @@ class RoundReport(NamedTuple):
     refused     replies that came but could not be believed. None of them usable says that the rate was too high;
                 nobody answering (0) says nothing
     votes       (rung, what was gained) of each client that tried rates out. None: the host cannot let them
+    climbed     whether each of them tried several rates by itself; otherwise one each, which tells less
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
     """
@@ -48,6 +49,7 @@ class RoundReport(NamedTuple):
     statistics: Array | None = None
     refused: int = 0
     votes: tuple[tuple[int, float], ...] | None = None
+    climbed: bool = False
     aggregate: Array | None = None
     stepped: Array | None = None
 
@@ -138,7 +140,8 @@ class ServerLoop:
         if delta is None:
             return self._idle(state, refused=report.refused > 0)
         sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
-        plan = self.plan.update(state.plan, Seen(delta, state.before, report.losses, sq_norm, report.votes))
+        seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed)
+        plan = self.plan.update(state.plan, seen)
         if plan.verdict == "damaged":
             good, fresh = state.good, self.steps_with.init()
             back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)

@@ -28,6 +28,7 @@ class Seen(NamedTuple):
     losses   the clients' losses at the weights they were sent, or their mean alone; empty: nobody reports one
     sq_norm  Σ p_m |Δ_m|²
     votes    (rung, what was gained) of each client that tried rates out; None: none could
+    climbed  whether each of them tried several rates by itself
     """
 
     delta: Array
@@ -35,6 +36,7 @@ class Seen(NamedTuple):
     losses: tuple[float, ...] = ()
     sq_norm: float = math.nan
     votes: tuple[tuple[int, float], ...] | None = None
+    climbed: bool = False
 
 
 class PlanState(NamedTuple):

@@ -7,7 +7,8 @@
     keep     a mean over about the last quarter of the run                            averages.py
 
 The start may take several rounds (fewer than ``voices`` clients a round), during which every client climbs by itself.
-A host that cannot let clients climb shows no votes; the rate then stays within ``ratio`` of what it was given.
+Where clients cannot climb, each tries one rate, or the rate given is all there is. That tells less: the run then begins a
+rung lower, may move by four, and for its first rounds rises a rung whenever an update is the last one over again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedhyper.optimizers import Momentum
 from fedhyper.plan import PlanState, Seen
 from fedhyper.settings import check_settings, setting
 
+LINEAR = 0.9  # a cosine above which an update is the last one over again: the rate is far too low
 MOST_CUTS = 2.0  # rungs: a rate ten times too high by the votes is reached, and a floor to come back from
 
 
@@ -41,6 +43,7 @@ class AutoState(NamedTuple):
     cuts: float = 0.0  # rungs below what it would be, for damage; heals
     times: int = 0  # how often there was damage
     damage: DamageState = DamageState()
+    climbed: bool = False  # whether the votes are those of clients that tried several rates each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,8 @@ class Auto:
             usable = [(rung, gain) for rung, gain in seen.votes if LOWEST <= rung <= HIGHEST]
             votes = (*votes, *(rung for rung, _ in usable))
             gains = (*gains, *(gain for _, gain in usable if 0 <= gain < math.inf))
-            base = ladder.settle(votes) if votes else base
+            # one try a client tells less: a rung lower, from where the hypergradient leads up better than down
+            base = ladder.settle(votes) / (1 if seen.climbed else self.ratio) if votes else base
         # enough have voted, or nobody ever will: a host that shows no votes is not waited for
         starting = old.phase == "start" and seen.votes is not None and len(votes) < self.voices and old.t < self.voices
         phase: Literal["start", "follow"] = "start" if starting else "follow"
@@ -110,9 +114,13 @@ class Auto:
         h = float(cosine(seen.delta, seen.before))
         if damage.verdict == "damaged":
             return self._cut(state, old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage))
-        c = Follow(self.ratio, self.gain, self.wait).update(old.c, h, old.t)
+        climbed = old.climbed or seen.climbed
+        if not (climbed or starting) and h > LINEAR and old.t < 2 * self.voices:
+            base *= self.ratio  # where the start tells little: nothing has happened yet, so nothing is risked
+        # what is known to within a rung is moved by a rung; what was tried once a client, or given, by four
+        c = Follow(self.ratio if climbed else self.ratio**4, self.gain, self.wait).update(old.c, h, old.t)
         healed = max(0.0, old.cuts - 1 / (self.voices * old.times)) if old.times else 0.0
-        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, damage)
+        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, damage, climbed)
         return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting)
 
     def nonsense(self, state: PlanState) -> PlanState:

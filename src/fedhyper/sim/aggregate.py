@@ -61,7 +61,8 @@ class Aggregate:
             return RoundReport(refused=self.sent)
         delta, statistics = ((total / self._total).float() for total in self._sums)
         sq_norm = self._mean(1) if "sq_norm" in self.requires else None
-        return RoundReport(delta, tuple(self._first), sq_norm, statistics, self.sent - self.used, votes)
+        refused, climbed = self.sent - self.used, votes is not None
+        return RoundReport(delta, tuple(self._first), sq_norm, statistics, refused, votes, climbed)
 
     @property
     def train_loss(self) -> float:
