@@ -219,7 +219,7 @@ def test_a_host_that_shows_no_votes_stays_near_the_hint() -> None:
 
 
 def test_where_the_start_tells_little_a_rate_far_too_low_rises_a_rung_a_round_for_a_while() -> None:
-    """Consecutive updates that are one and the same say that nothing has happened yet; clients that climbed know better."""
+    """Updates that are one and the same say that nothing has happened yet; clients that climbed know better."""
     plan = auto(local_lr=1e-6)
     for climbed, highest in ((False, 1e4), (True, 0.1 * 10**0.5)):
         state = plan.update(plan.init(), Seen([1.0], 0.0, (1.0,), 1.0, ((-2, 0.1),) * 10 if climbed else None, climbed))

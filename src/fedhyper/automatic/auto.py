@@ -7,8 +7,8 @@
     keep     a mean over about the last quarter of the run                            averages.py
 
 The start may take several rounds (fewer than ``voices`` clients a round), during which every client climbs by itself.
-Where clients cannot climb, each tries one rate, or the rate given is all there is. That tells less: the run then begins a
-rung lower, may move by four, and for its first rounds rises a rung whenever an update is the last one over again.
+Where clients cannot climb, each tries one rate, or the rate given is all there is. That tells less: the run then begins
+a rung lower, may move by four, and for its first rounds rises a rung whenever an update is the last one over again.
 """
 
 from __future__ import annotations
