@@ -186,6 +186,15 @@ def test_with_one_client_a_round_ten_of_them_decide() -> None:
     assert judged([*healthy, *[[50.0]] * 6])[-1] == "damaged"
 
 
+def test_before_anything_was_heard_the_weights_are_good_and_clients_do_not_differ() -> None:
+    state = Damage().init()
+    assert (state.verdict, state.width, state.heard, state.recent) == ("good", 0.0, (), ())
+
+
+def test_a_gain_of_zero_holds_the_rate() -> None:
+    assert Follow(gain=0.0).update(0.2, 1.0, 3) == 0.2
+
+
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
