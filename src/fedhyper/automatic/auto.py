@@ -50,7 +50,8 @@ class AutoState(NamedTuple):
 class Auto:
     """The learning-rate-free plan. ``local_lr`` is a hint: where clients' rates begin in a host that shows no votes.
 
-    Seven constants, none of them a rate: ratio, voices, gain, wait, share, momentum, recency.
+    Seven constants, none of them a rate: ratio, voices, gain, wait, share, momentum, recency. Fixed besides: at most
+    two rungs for damage, and where clients train once a start one rung lower, four rungs to move, a rise while h > 0.9.
     """
 
     local_lr: float = setting(0.01, "a hint, used only where clients cannot try rates out", above=0)

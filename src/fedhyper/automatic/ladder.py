@@ -14,14 +14,13 @@ others' data (below 0 at every useful rate where data are skewed), the plain med
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fedhyper.settings import check_settings, setting
 
-T = TypeVar("T")
 LOWEST, HIGHEST = -24, 8  # rungs: 1e-12 to 1e4 at r = √10; not constants of the rule, only where climbing ends
 TRIED = 1e-4  # the rate of the round that measures how far a client moves; any small one will do
 MOVE = (
@@ -97,14 +96,6 @@ class Ladder:
         finite = [score for score in scores.values() if math.isfinite(score)]
         lowest = scores[min(scores)]
         return lowest - min(finite) if finite and math.isfinite(lowest) else 0.0
-
-    def climb(self, trial: Callable[[float], tuple[float, T]], start: int) -> tuple[int | None, float, T]:
-        """One client's climb: ``trial(rate)`` gives a score and its round. Vote, gain, and the best round come back."""
-        scores: dict[int, float] = {}
-        rounds: dict[int, T] = {}
-        while (rung := self.next(scores, start)) is not None:
-            scores[rung], rounds[rung] = trial(self.rate(rung))
-        return self.vote(scores), self.gained(scores), rounds[self.best(scores)]
 
     def settle(self, votes: Sequence[int]) -> float:
         """The rate that votes lead to; NaN without one. A minority of liars cannot move it by more than a rung."""
