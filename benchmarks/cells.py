@@ -25,6 +25,7 @@ from fedhyper.lab.sweep.grid import Cell, cell_name
 from fedhyper.lab.sweep.run import ended_before, run_sweep
 
 LAST = 5  # rounds whose accuracies are averaged
+ALIASES = {"local-adam": {"method": "fedavg", "local_optimizer": "adam"}}  # a row of the table that is no method
 
 
 class Setting(NamedTuple):
@@ -51,7 +52,8 @@ def make_cell(
     values: dict[str, Any] = {
         **{key: getattr(s, key) for key in ("task", "model", "rounds", "clients", "batch_size", "clients_per_round")},
         **{key: getattr(s, key) for key in ("local_epochs", "local_steps", "subset")},
-        **{"method": method, "local_lr": rates[0], "global_lr": rates[1], "seed": seed, "eval_every": every},
+        **ALIASES.get(method, {"method": method}),
+        **{"local_lr": rates[0], "global_lr": rates[1], "seed": seed, "eval_every": every},
         "max_bad_rounds": s.rounds,  # nothing ends early: all methods get the same number of rounds
         "model_options": dict(s.options),
         "options": options,

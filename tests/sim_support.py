@@ -8,7 +8,7 @@ import torch
 
 from fedhyper.sim.data.partition import make_partition
 from fedhyper.sim.data.tasks import Task, load_task
-from fedhyper.sim.methods import make_method
+from fedhyper.sim.methods import Local, make_method
 from fedhyper.sim.models import make_model
 from fedhyper.sim.simulation import Simulation
 
@@ -23,6 +23,7 @@ def make_simulation(
     clients: int = 12,
     seed: int = 0,
     options: dict[str, Any] | None = None,
+    local: Local | None = None,
     **settings: Any,
 ) -> Simulation:
     """A run on the digits with ragged clients; ``model`` is a name or a module."""
@@ -31,7 +32,7 @@ def make_simulation(
         model = make_model(model, task.shape, task.classes, seed=seed, tokens=task.tokens)
     partition = make_partition("dirichlet", task.labels, clients, seed=seed, concentration=0.3)
     settings = {"clients_per_round": 4, "local_epochs": 1, "batch_size": 16} | settings
-    made = make_method(method, local_lr=local_lr, global_lr=global_lr, **(options or {}))
+    made = make_method(method, local_lr=local_lr, global_lr=global_lr, local=local, **(options or {}))
     return Simulation(task=task, partition=partition, model=model, method=made, seed=seed, **settings)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from fedhyper.sim.local.step import Start, make_optimizer, make_step
+from fedhyper.sim.methods import Local
 from fedhyper.sim.registry import METHODS
 from tests.sim_support import batchnorm_net, make_simulation, run
 
@@ -12,11 +16,18 @@ ROUNDS = 3
 ALL = [*METHODS, "fedhyper-g+momentum", "fedhyper-g+cl+adam"]
 # Adam-like servers have directions of unit size: a rate of 1 would throw the model away and rounding with it.
 GLOBAL_LR = {"fedadam": 0.01, "fedadagrad": 0.01, "fedyogi": 0.01, "fedhyper-g+cl+adam": 0.01}
-LOCAL_LR = {"local-adam": 0.003}
+OPTIMIZERS = {
+    "momentum": (Local(kind="momentum"), 0.01),
+    "nesterov": (Local(kind="nesterov", weight_decay=0.01), 0.01),
+    "adam": (Local(kind="adam"), 0.003),
+    "adam, L2 and clipped": (Local(kind="adam", weight_decay=0.1, clip_norm=0.5), 0.003),
+    "adamw": (Local(kind="adamw", weight_decay=0.1), 0.003),
+    "sgd, L2 and clipped": (Local(weight_decay=0.1, clip_norm=0.5), 0.05),
+}
 
 
 def rates(method: str) -> dict[str, float]:
-    return {"global_lr": GLOBAL_LR.get(method, 1.0), "local_lr": LOCAL_LR.get(method, 0.05)}
+    return {"global_lr": GLOBAL_LR.get(method, 1.0), "local_lr": 0.05}
 
 
 def assert_alike(one: list[dict], other: list[dict], tolerance: float) -> None:
@@ -32,14 +43,51 @@ def assert_alike(one: list[dict], other: list[dict], tolerance: float) -> None:
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
 @pytest.mark.parametrize("method", ALL)
 def test_fast_equals_slow(method: str, model: str) -> None:
-    slow = make_simulation(method, model=model, engine="sequential", **rates(method))
-    fast = make_simulation(method, model=model, engine="fast", workers=2, **rates(method))
+    assert_twins(method, model=model, **rates(method))
+
+
+@pytest.mark.parametrize("model", ["logistic", "cnn"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("method", ["fedprox", "fedhyper-g+sl"])
+def test_fast_equals_slow_with_any_client_optimizer(method: str, name: str, model: str) -> None:
+    local, lr = OPTIMIZERS[name]
+    assert_twins(method, model=model, local=local, local_lr=lr)
+
+
+def assert_twins(method: str, **settings: Any) -> None:
+    slow = make_simulation(method, engine="sequential", **settings)
+    fast = make_simulation(method, engine="fast", workers=2, **settings)
     assert_alike(run(slow, ROUNDS), run(fast, ROUNDS), tolerance=2e-3)
     difference = max(
         float((a - b).abs().max())
         for a, b in zip(slow.named_weights().values(), fast.named_weights().values(), strict=True)
     )
     assert difference < 2e-4
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_stack_of_ragged_clients_steps_as_torch_does(name: str) -> None:
+    # float64, so that it is the equations that are compared: three clients, the last of which stops half-way
+    local, lr = OPTIMIZERS[name]
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+    grads = [torch.randn(n, 7, generator=generator, dtype=torch.float64) for n in (3, 3, 3, 2, 2, 2)]
+    start, expected = Start(lr, 6, 6), []
+    for row, initial in enumerate(weights.clone()):
+        parameters = [torch.nn.Parameter(part.clone()) for part in initial.split([4, 3])]
+        optimizer = make_optimizer(local, parameters, start)
+        for grad in (g[row] for g in grads if row < len(g)):
+            for parameter, part in zip(parameters, grad.split([4, 3]), strict=True):
+                parameter.grad = part.clone()
+            if local.clip_norm:
+                torch.nn.utils.clip_grad_norm_(parameters, local.clip_norm)
+            optimizer.step()
+        assert type(optimizer).__module__.startswith("torch.optim")
+        expected.append(torch.cat([p.detach() for p in parameters]))
+    step = make_step(local, weights, start)
+    for grad in grads:
+        step.step(grad.clone(), None)
+    torch.testing.assert_close(weights, torch.stack(expected), rtol=1e-12, atol=1e-14)
 
 
 def test_buffers_are_averaged_and_not_stepped() -> None:
@@ -61,14 +109,26 @@ def test_buffers_are_averaged_and_not_stepped() -> None:
         assert torch.allclose(value, runs["sequential", 1.0][name], atol=1e-5), name
 
 
-@pytest.mark.parametrize(("model", "method"), [("cnn", "fedhyper-g+cl"), ("mlp", "fedhyper-g+cl"), ("mlp", "fedexp")])
-def test_same_bits_for_any_workers_and_threads(model: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "method", "optimizer"),
+    [
+        ("cnn", "fedhyper-g+cl", "sgd"),
+        ("mlp", "fedhyper-g+cl", "sgd"),
+        ("mlp", "fedexp", "sgd"),
+        ("cnn", "fedavg", "adam, L2 and clipped"),
+        ("mlp", "fedavg", "adam, L2 and clipped"),
+    ],
+)
+def test_same_bits_for_any_workers_and_threads(model: str, method: str, optimizer: str) -> None:
+    local = None if optimizer == "sgd" else OPTIMIZERS[optimizer][0]
     digests, records = set(), []
     threads = torch.get_num_threads()
     try:
         for workers, torch_threads in [(1, 1), (2, 1), (4, 2), (3, 2)]:
             torch.set_num_threads(torch_threads)
-            simulation = make_simulation(method, model=model, workers=workers, clients=40, clients_per_round=36)
+            simulation = make_simulation(
+                method, model=model, workers=workers, clients=40, clients_per_round=36, local=local
+            )
             records.append(run(simulation, 2))
             digests.add(simulation.weights_sha256())
             assert torch.get_num_threads() == torch_threads, "the engine gives the threads back"

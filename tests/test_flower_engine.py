@@ -18,7 +18,7 @@ from fedhyper.lab.running.flower_engine import FlowerEngine, make_client_app, ru
 from fedhyper.lab.running.run import run_experiment as run_here
 from tests.flower_support import LocalGrid
 
-METHODS = ["fedhyper", "fedhyper-g+cl", "fedadam", "fedexp", "fedprox", "delta-sgd", "fedsps", "local-adam"]
+METHODS = ["fedhyper", "fedhyper-g+cl", "fedadam", "fedexp", "fedprox", "delta-sgd", "fedsps"]
 
 
 def settings(**changed: Any) -> Any:
@@ -39,6 +39,14 @@ def simulate(config: Any, **grid: Any) -> list[dict[str, Any]]:
 def test_every_method_has_the_bits_of_the_slow_twin(method: str) -> None:
     config = settings(method=method)
     assert simulate(config, shuffle=5) == simulate(config)
+
+
+def test_clients_step_with_the_optimizer_of_the_config() -> None:
+    config = settings(local_optimizer="adamw", weight_decay=0.1, clip_norm=0.5, local_lr=0.003, method="fedavg")
+    there = simulate(config, shuffle=5)
+    assert there == simulate(config)
+    for key, value in {"local_optimizer": "adam", "weight_decay": 0.0, "clip_norm": 0.0}.items():
+        assert there != simulate(config.model_copy(update={key: value}), shuffle=5), key
 
 
 def test_a_model_with_statistics(tmp_path: Path) -> None:

@@ -22,15 +22,16 @@ ROOT = Path(__file__).parents[2]
 # method, and what differs from experiments/digits.toml; a few more settings for what methods do not reach
 BASES = (
     *("fedhyper", "fedhyper-g", "fedhyper-sl", "fedhyper-cl", "fedhyper-cl-released", "fedhyper-g+cl", "fedhyper-g+sl"),
-    *("fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedexp", "decay-g", "decay-sl", "local-adam"),
+    *("fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi", "fedexp", "decay-g", "decay-sl"),
     *("fedprox", "delta-sgd", "fedsps"),
 )
 MORE = [
-    *(
-        [base, f"model={model}"]
-        for model in ("mlp", "cnn")
-        for base in ("fedhyper", "fedhyper-g+cl", "local-adam", "fedsps")
-    ),
+    *([base, f"model={model}"] for model in ("mlp", "cnn") for base in ("fedhyper", "fedhyper-g+cl", "fedsps")),
+    *([base, "local_optimizer=adam"] for base in ("fedavg", "fedavg+momentum", "fedavg+adam")),
+    *(["fedavg", "local_optimizer=adam", more] for more in ("model=mlp", "model=cnn", "engine=sequential")),
+    ["fedavg", "local_optimizer=nesterov", "clip_norm=1.0"],
+    ["fedhyper", "local_optimizer=momentum"],
+    ["fedhyper", "local_optimizer=adamw", "weight_decay=0.01", "model=cnn"],
     *([base, "engine=sequential"] for base in BASES),
     ["fedhyper", "rounds=30", "local_lr=1e-5"],
     ["fedhyper", "rounds=30", "local_lr=10.0"],

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedhyper.settings import check_settings, setting
+
+LocalOptimizer = Literal["sgd", "momentum", "nesterov", "adam", "adamw"]  # what plain local training may step with
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 make_method("fedhyper-g+cl", local_lr=0.01, global_lr=1.0)
 make_method("fedhyper-g+adam", local_lr=0.01, global_lr=0.1, tau=1e-2)
+make_method("fedhyper", local_lr=0.01, global_lr=1.0, local=Local(kind="adamw", weight_decay=0.01))
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from fedhyper.automatic.auto import Auto
 from fedhyper.averages import Averaging, LastTwo
 from fedhyper.baselines import Constant, Decay, FedExP
 from fedhyper.client.constants import DeltaConstants, PolyakConstants, ProximalConstants
-from fedhyper.errors import UserError, did_you_mean
+from fedhyper.errors import UserError, did_you_mean, shown
 from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, ServerOptimizer, Yogi
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, Rule
-from fedhyper.settings import Setting, settings_of
+from fedhyper.settings import Setting, check_settings, setting, settings_of
 from fedhyper.sim.registry import METHODS, register_method
 
 T = TypeVar("T")
@@ -31,6 +32,17 @@ class Local:
     settings: dict[str, Any] = field(default_factory=dict)
     proximal: float = 0.0
     needs_delta: bool = False  # CL's global term: Δ_t-1 goes down with the weights
+    weight_decay: float = setting(
+        0.0,
+        "how much a client's weights shrink each step, in units of its rate; raising it keeps weights smaller",
+        low=0,
+    )
+    clip_norm: float = setting(
+        0.0, "longest gradient a client steps with, longer ones are cut to it; raising it cuts less, 0 = off", low=0
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,16 +146,34 @@ def method_options(name: str) -> dict[str, Option]:
     return Given.build(name, 1.0, 1.0, {})[1].taken
 
 
-def make_method(name: str, *, local_lr: float, global_lr: float, **options: Any) -> Method:
-    """The method ``name`` from these initial rates; ``+momentum`` or ``+adam`` puts that optimizer on the server."""
+def make_method(name: str, *, local_lr: float, global_lr: float, local: Local | None = None, **options: Any) -> Method:
+    """The method ``name`` from these initial rates; ``+momentum`` or ``+adam`` puts that optimizer on the server.
+
+    ``local``: what its clients step with instead of SGD, refused where they have a step of their own.
+    """
     known = method_options(name)
     for option in options:
         if option not in known:
             raise UserError(f"options.{option} is not an option of method '{name}'; {did_you_mean(option, known)}")
     try:
-        return Given.build(name, float(local_lr), float(global_lr), options)[0]
+        return _stepping(Given.build(name, float(local_lr), float(global_lr), options)[0], local or Local())
     except (ValueError, TypeError) as error:  # a rule says which setting, which value, which cure
         raise UserError(f"method '{name}': {error}") from error
+
+
+def _stepping(method: Method, local: Local) -> Method:
+    """``method`` with clients that step as ``local`` says."""
+    parts = {"kind": local.kind, "weight_decay": local.weight_decay, "clip_norm": local.clip_norm}
+    changed = [(name, value) for name, value in parts.items() if value not in ("sgd", 0.0)]
+    if not changed:
+        return method
+    if method.local.kind != "sgd":  # their rates are derived for w − βg: another step would make them mean nothing
+        key, value = changed[0]
+        raise UserError(
+            f"{'local_optimizer' if key == 'kind' else key} = {shown(value)} does not go with method '{method.name}', "
+            "whose clients have a step of their own; leave it out, or use a method such as fedavg or fedhyper"
+        )
+    return replace(method, local=replace(method.local, **parts))
 
 
 # --- the methods ----------------------------------------------------------------------------------------------
@@ -240,11 +270,6 @@ def _decay_g(given: Given) -> Method:
 @register_method("decay-sl", "the local rate × 0.995 a round")
 def _decay_sl(given: Given) -> Method:
     return given.method(local_rule=given.make(Decay, lr=given.local_lr))
-
-
-@register_method("local-adam", "Adam on each client, fresh every round")
-def _local_adam(given: Given) -> Method:
-    return given.method(local=Local(kind="adam"))
 
 
 @register_method("fedprox", "a proximal term on each client")

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedhyper.client.constants import LocalOptimizer
 from fedhyper.errors import UserError, did_you_mean, printable, shown
 from fedhyper.lab.config.explain import explain
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
 from fedhyper.sim.keywords import Later, checked_options, keyword_options
-from fedhyper.sim.methods import make_method, method_options
+from fedhyper.settings import settings_of
+from fedhyper.sim.methods import Local, Method, make_method, method_options
 from fedhyper.sim.registry import PARTITIONS, TASKS
 
 Rate = Annotated[float, Field(gt=0, le=1e6)]
@@ -78,8 +80,11 @@ class Config(Strict):
     local_epochs: int = Field(1, ge=1, le=10_000, description="passes over its data a client makes in a round")
     local_steps: Limit = Field(0, description="steps a client makes in a round, instead of epochs; 0 = use epochs")
     batch_size: int = Field(64, ge=1, le=1_000_000, description="examples a step")
-    local_lr: Rate = Field(0.01, description="initial local (client) rate")
-    global_lr: Rate = Field(1.0, description="initial global (server) rate")
+    local_lr: Rate = Field(0.01, description="initial local (client) rate; fedhyper finds its own")
+    global_lr: Rate = Field(1.0, description="initial global (server) rate; fedhyper finds its own")
+    local_optimizer: LocalOptimizer = Field("sgd", description="what clients step with; fresh every round")
+    weight_decay: float = Field(0.0, ge=0, le=1e6, description=settings_of(Local)["weight_decay"].help)
+    clip_norm: float = Field(0.0, ge=0, le=1e6, description=settings_of(Local)["clip_norm"].help)
     seed: int = Field(0, ge=0, le=2**63 - 1, description="where all randomness comes from")
     weighting: Literal["examples", "uniform"] = Field("examples", description="a client's weight in the mean")
     sampling: Literal["uniform", "size"] = Field("uniform", description="who is chosen: all alike, or by data held")
@@ -132,8 +137,14 @@ class Config(Strict):
                 raise ValueError(unknown_option(printable(name), self.method))
             if not known[name].says.accepts(value):
                 raise ValueError(f"options.{name} = {shown(value)} must be {known[name].says.allowed}")
-        make_method(self.method, local_lr=self.local_lr, global_lr=self.global_lr, **self.method_options)
+        self.make_method()
         return self
+
+    def make_method(self) -> Method:
+        """The method with its rates and options, and what clients step with."""
+        local = Local(kind=self.local_optimizer, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        rates = {"local_lr": self.local_lr, "global_lr": self.global_lr}
+        return make_method(self.method, **rates, local=local, **self.method_options)
 
     @property
     def method_options(self) -> dict[str, Any]:

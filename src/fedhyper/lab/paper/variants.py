@@ -37,7 +37,7 @@ VARIANTS: dict[str, Variant] = {
     "fedexp": Variant("FedExP", "fedexp"),
     "decay-g": Variant("Decay-G", "decay-g"),
     "decay-sl": Variant("Decay-SL", "decay-sl"),
-    "local-adam": Variant("FedAvg + Adam", "local-adam", {"local_lr": 0.001}),
+    "local-adam": Variant("FedAvg + Adam", "fedavg", {"local_optimizer": "adam", "local_lr": 0.001}),
     "g": Variant("FedHyper-G", "fedhyper-g"),
     "g-cosine": Variant("FedHyper-G, cosine", "fedhyper-g", _ROBUST),
     "g-bound-1.5": Variant("FedHyper-G, γ = 1.5", "fedhyper-g", {"options.global_bound": 1.5}),

@@ -52,19 +52,17 @@ def make_simulation(config: Config, *, workers: int | None = None, device: str =
 
         read_ahead(config.task)
     check_device(device)
-    from fedhyper.sim.methods import make_method
     from fedhyper.sim.models import make_model
     from fedhyper.sim.simulation import Simulation
 
     task, partition = make_partition(config)
     name, options = config.model or task.model, config.model_options
     model = make_model(name, task.shape, task.classes, seed=config.seed, tokens=task.tokens, **options)
-    method = make_method(config.method, local_lr=config.local_lr, global_lr=config.global_lr, **config.method_options)
     return Simulation(
         task=task,
         partition=partition,
         model=model,
-        method=method,
+        method=config.make_method(),
         clients_per_round=config.clients_per_round,
         local_epochs=config.local_epochs,
         local_steps=config.local_steps,

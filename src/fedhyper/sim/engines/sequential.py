@@ -63,6 +63,8 @@ class SequentialEngine:
         loss.backward()  # type: ignore[no-untyped-call]
         if self.local.proximal:
             self._pull_towards(origin)
+        if self.local.clip_norm:
+            nn.utils.clip_grad_norm_(self._trainable(), self.local.clip_norm)
         return loss.item()
 
     def _trainable(self) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Adam on each client, fresh every round."""
+"""Adam and AdamW on each client, fresh every round."""
 
 from __future__ import annotations
 
@@ -25,9 +25,22 @@ class AdamStep(LocalStep):
         return self.lr, self.mean / scale.mul_(1 - 0.9**k)
 
 
+class AdamWStep(AdamStep):
+    """Adam whose weight decay is a step of its own, w ← (1 − βλ) w, and no part of the gradient."""
+
+    def decay(self, grad: Tensor) -> None:
+        self.weights.mul_(1 - self.lr * self.start.weight_decay)
+
+
 def slow_adam(parameters: list[nn.Parameter], start: Start) -> torch.optim.Optimizer:
     """``torch.optim.Adam``."""
-    return torch.optim.Adam(parameters, lr=start.lr)
+    return torch.optim.Adam(parameters, lr=start.lr, weight_decay=start.weight_decay)
+
+
+def slow_adamw(parameters: list[nn.Parameter], start: Start) -> torch.optim.Optimizer:
+    """``torch.optim.AdamW``."""
+    return torch.optim.AdamW(parameters, lr=start.lr, weight_decay=start.weight_decay)
 
 
 register_local("adam", fast=AdamStep, slow=slow_adam)
+register_local("adamw", fast=AdamWStep, slow=slow_adamw)

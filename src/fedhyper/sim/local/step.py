@@ -31,13 +31,16 @@ class Start(NamedTuple):
     cohort: int = 1  # M, how many clients the server asks
     settings: dict[str, Any] = {}  # noqa: RUF012  # those of the rule, from Local.settings; never written to
     proximal: float = 0.0  # FedProx's μ
+    weight_decay: float = 0.0  # λ
+    clip_norm: float = 0.0  # longest gradient; 0: any
 
 
 SlowTwin = Callable[[list[nn.Parameter], Start], torch.optim.Optimizer]
 
 
 class LocalStep:
-    """Plain SGD, and what the others share: w ← w − β · direction, FedProx's pull, and the record of the rates.
+    """Plain SGD, and what the others share: w ← w − β · direction, and before it, in this order, FedProx's pull, the
+    clipped gradient, weight decay; and the record of the rates.
 
     A rule of your own overrides ``rate``. Clients of a stack are sorted by their number of steps; ``grad`` has the
     first n rows, those still at work, so whatever a rule remembers it reads with ``rows``.
@@ -58,6 +61,10 @@ class LocalStep:
         weights = self.weights
         if self.origin is not None:
             grad.add_(weights - rows(self.origin, grad), alpha=self.start.proximal)
+        if self.start.clip_norm:
+            clip_(grad, self.start.clip_norm)
+        if self.start.weight_decay:
+            self.decay(grad)
         rate, direction = self.rate(grad, loss)
         self._rates.append(rate)
         self.steps += 1
@@ -73,6 +80,10 @@ class LocalStep:
         """
         return self.lr, grad
 
+    def decay(self, grad: Tensor) -> None:
+        """Weight decay as torch's SGD and Adam have it: the gradient of λ/2 · |w|² is added."""
+        grad.add_(self.weights, alpha=self.start.weight_decay)
+
     def rates(self, row: int | None = None) -> list[float]:
         """Every rate one client has used: those of ``row`` in a stack."""
         return [
@@ -87,11 +98,26 @@ def rows(value: Tensor, grad: Tensor) -> Tensor:
     return value if grad.ndim == 1 else value[: len(grad)]
 
 
+def clip_(grad: Tensor, longest: float) -> None:
+    """Each client's gradient shortened to the length ``longest``, in place; as ``torch.nn.utils.clip_grad_norm_``."""
+    grad.mul_((longest / (torch.linalg.vector_norm(grad, dim=-1, keepdim=True) + 1e-6)).clamp_(max=1.0))
+
+
 def make_step(local: Local, weights: Tensor, start: Start) -> LocalStep:
     """The fast optimizer for ``weights`` ``[d]`` or ``[n, d]``."""
-    return LOCALS.get(local.kind).fast(weights, start._replace(settings=local.settings, proximal=local.proximal))
+    return LOCALS.get(local.kind).fast(weights, _complete(local, start))
 
 
 def make_optimizer(local: Local, parameters: list[nn.Parameter], start: Start) -> torch.optim.Optimizer:
-    """The slow one, for one client's parameters; FedProx's pull is the caller's part."""
-    return LOCALS.get(local.kind).slow(parameters, start._replace(settings=local.settings))
+    """The slow one, for one client's parameters; what changes the gradient before it, FedProx's pull and clipping, is
+    the caller's part."""
+    return LOCALS.get(local.kind).slow(parameters, _complete(local, start))
+
+
+def _complete(local: Local, start: Start) -> Start:
+    return start._replace(
+        settings=local.settings,
+        proximal=local.proximal,
+        weight_decay=local.weight_decay,
+        clip_norm=local.clip_norm,
+    )
