@@ -298,7 +298,13 @@ def test_demo(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert call("demo") == 0
     assert time.monotonic() - started < 60
     out = capsys.readouterr().out
-    assert "100 times too small" in out
+    assert "FedAvg starts from 0.01, 100 times too small; FedHyper is given none" in out
+    rates = {line.split("  ")[0].strip(): line for line in out.splitlines() if " given " in line or " found " in line}
+    assert [
+        " given 0.01 " in rates["FedAvg"],
+        " found " in rates["FedHyper"],
+        " given 1 " in rates["FedAvg, tuned"],
+    ] == [True] * 3
     assert "report: runs/demo/report.html" in out
     assert "Next" in out
 

@@ -185,10 +185,35 @@ def test_model_options_are_plain(value: Any) -> None:
         ("partition.concentraton", "partition.concentration"),
         ("partition.knd", "partition.kind"),
         ("options.recenci", "options.recency"),
+        ("lr", "local_lr"),
+        ("learning_rate", "local_lr"),
+        ("optimizer", "local_optimizer"),
+        ("local_optimiser", "local_optimizer"),
+        ("grad_clip", "clip_norm"),
+        ("nesterov", 'local_optimizer = "nesterov"'),
     ],
 )
 def test_did_you_mean(typo: str, meant: str) -> None:
     assert f"key '{typo}' is not known; did you mean '{meant}'?" in refusal(nested(typo, 1))
+
+
+def test_momentum_may_be_the_clients_or_the_servers() -> None:
+    says = "did you mean 'local_optimizer = \"momentum\"' (clients) or 'options.momentum' (the server)?"
+    assert says in refusal({"momentum": 0.9})
+
+
+PLAIN = [name for name in method_names() if not any(own in name for own in ("cl", "delta-sgd", "fedsps"))]
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_a_client_optimizer_goes_with_every_method_whose_clients_step_plainly(method: str) -> None:
+    values = {"method": method, "local_optimizer": "adamw", "weight_decay": 0.01, "clip_norm": 1}
+    if method not in PLAIN:
+        assert "does not go with method" in refusal(values)
+        return
+    made, plain = make_config(values).make_method(), make_config({"method": method}).make_method()
+    assert (made.local.kind, made.local.weight_decay, made.local.clip_norm) == ("adamw", 0.01, 1.0)
+    assert (made.plan, made.server, made.local.proximal) == (plain.plan, plain.server, plain.local.proximal)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +228,13 @@ def test_did_you_mean(typo: str, meant: str) -> None:
         ({"task": "mnist", "partition": {"kind": "natural"}}, "task mnist has no natural clients"),
         ({"carry": True}, "carry = true is for methods with FedHyper-CL"),
         ({"partition": {"kind": "iidd"}}, "did you mean 'iid'?"),
+        (
+            {"method": "fedhyper-g+cl", "local_optimizer": "adam"},
+            "local_optimizer = \"adam\" does not go with method 'fedhyper-g+cl', whose clients have a step of their own"
+            "; leave it out, or use a method such as fedavg or fedhyper",
+        ),
+        ({"method": "fedsps", "weight_decay": 0.1}, "weight_decay = 0.1 does not go with method 'fedsps'"),
+        ({"method": "delta-sgd+adam", "clip_norm": 1}, "clip_norm = 1.0 does not go with method 'delta-sgd+adam'"),
         ({"task": "digit"}, "there is no task 'digit'; did you mean 'digits'?"),
         ({"task": "moons"}, "--import MODULE"),
     ],
@@ -322,9 +354,10 @@ def test_the_hash_is_over_what_determines_the_result(key: str) -> None:
     other: dict[str, Any] = {
         "task": "mnist", "model": "mlp", "method": "fedavg", "weighting": "uniform", "sampling": "size",
         "engine": "sequential", "client_metrics": True, "norm_cap": 2.0, "local_lr": 0.5, "global_lr": 0.5,
-        "target_accuracy": 0.5, "clients": 77,
+        "target_accuracy": 0.5, "clients": 77, "local_optimizer": "adam",
     }  # fmt: skip
-    base = {"target_accuracy": 0.1, "method": "fedhyper-cl", "model": "logistic"}
+    method = "fedavgm" if key in ("local_optimizer", "weight_decay", "clip_norm") else "fedhyper-cl"
+    base = {"target_accuracy": 0.1, "method": method, "model": "logistic"}
     default = make_config(base)
     value = other.get(key, True if key in ("stop_at_target", "carry") else 7)
     changed = make_config(base | {key: value})

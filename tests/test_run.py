@@ -25,6 +25,7 @@ from fedhyper.lab.running.directory import read_config
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.progress import Record, Silent
 from fedhyper.lab.running.run import Run, run_experiment
+from fedhyper.lab.running.words import closing, title
 from fedhyper.storage import checkpoint
 from fedhyper.storage.files import read_json
 
@@ -107,7 +108,8 @@ def test_the_files(whole: Path) -> None:
     known = read_config(whole)
     assert known is not None
     assert known.values() == tiny().values()
-    assert all(set(record) == RECORD for record in records(whole))
+    climbed = [RECORD | {"start_trials"}] * 3  # four clients a round: ten have voted after the third
+    assert [set(record) for record in records(whole)] == [*climbed, RECORD, RECORD, RECORD]
     assert [record["round"] for record in records(whole)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -123,6 +125,19 @@ def test_the_summary(whole: Path) -> None:
     assert summary["target_accuracy"] is summary["rounds_to_target"] is summary["seconds_to_target"] is None
     seconds = sum(line[f"seconds_{part}"] for line in lines for part in ("train", "aggregate", "evaluate"))
     assert summary["seconds"] == pytest.approx(seconds)
+    assert summary["start_trials"] == sum(line["start_trials"] for line in lines[:3])
+    assert summary["start_seconds"] == pytest.approx(sum(line["seconds_train"] for line in lines[:3]))
+
+
+def test_what_a_person_reads_claims_no_rate_that_is_not_used(whole: Path, tmp_path: Path) -> None:
+    summary = read_json(whole / "summary.json")
+    assert summary is not None
+    assert "finds its rates" in title(tiny())
+    assert "local_lr" not in title(tiny())
+    assert f"and {summary['start_trials']} extra local rounds to find the rate" in closing(tiny(), summary)
+    fedavg = tiny(method="fedavg", rounds=1, local_optimizer="adam")
+    assert "4 of 8 adam clients a round · local_lr 0.1 · global_lr 1" in title(fedavg)
+    assert "find the rate" not in closing(fedavg, run_experiment(fedavg, tmp_path / "run"))
 
 
 def test_the_environment_and_the_partition(whole: Path) -> None:
@@ -233,7 +248,7 @@ def test_patience(tmp_path: Path) -> None:
 def test_the_guard(tmp_path: Path) -> None:
     # w − w_t is multiplied with 1 − local_lr · mu = −10¹² a step: infinite within a round
     config = tiny(method="fedprox", local_lr=1e6, options={"mu": 1e6}, rounds=50, max_bad_rounds=3)
-    with pytest.raises(TrainingStopped, match="no usable update for 3 rounds") as caught:
+    with pytest.raises(TrainingStopped, match=r"no usable update for 3 rounds.*lower local_lr than 1e\+06") as caught:
         run_experiment(config, tmp_path / "run")
     assert caught.value.exit_code == 3
     summary = read_json(tmp_path / "run" / "summary.json")

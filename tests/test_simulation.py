@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedhyper.sim.data.tasks import load_task
-from fedhyper.sim.methods import make_method
+from fedhyper.sim.methods import Local, make_method
 from fedhyper.sim.models import make_model
 from fedhyper.sim.registry import METHODS
 from fedhyper.sim.simulation import Simulation
@@ -233,6 +233,53 @@ def test_the_initial_rate_does_not_matter(local_lr: float) -> None:
     one, other = (make_simulation("fedhyper", clients_per_round=10, local_lr=lr) for lr in (0.01, local_lr))
     assert run(one, 4) == run(other, 4)
     assert one.weights_sha256() == other.weights_sha256()
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        Local(kind="adam"),
+        Local(kind="adamw", weight_decay=0.01),
+        Local(kind="momentum"),
+        Local(kind="nesterov"),
+        Local(clip_norm=1.0),
+        Local(weight_decay=1e-4),
+    ],
+    ids=lambda local: f"{local.kind}-{local.weight_decay}-{local.clip_norm}",
+)
+def test_the_rate_is_found_whatever_clients_step_with(local: Local) -> None:
+    settings: dict[str, Any] = {"clients": 30, "clients_per_round": 10, "batch_size": 10, "local": local}
+    runs = [make_simulation("fedhyper", model="logistic", local_lr=lr, **settings) for lr in (1e-6, 100.0)]
+    one, other = (run(simulation, 30) for simulation in runs)
+    assert one == other
+    assert runs[0].weights_sha256() == runs[1].weights_sha256()
+    assert one[-1]["accuracy"] > 0.9
+
+
+def test_the_record_says_what_the_start_cost() -> None:
+    trained: list[int] = []
+
+    class Counting:
+        def __init__(self, engine: Any) -> None:
+            self.engine = engine
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.engine, name)
+
+        def train(self, tasks: Any, sent: Any) -> Any:
+            trained[-1] += len(tasks)
+            return self.engine.train(tasks, sent)
+
+    simulation = make_simulation("fedhyper", clients_per_round=3)
+    simulation.engine = Counting(simulation.engine)
+    records = []
+    for _ in range(6):
+        trained.append(0)
+        records.append(simulation.run_round(evaluate=False))
+    simulation.close()
+    assert [record.get("start_trials") for record in records] == [*(n - 3 for n in trained[:4]), None, None]
+    assert min(trained[:4]) > 9
+    assert trained[4:] == [3, 3]
 
 
 def test_in_the_first_round_every_client_trains_at_the_rate_it_votes_for() -> None:

@@ -9,16 +9,28 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from fedhyper.arrays import inner
 from fedhyper.automatic.ladder import TRIED, Ladder
 from fedhyper.sim.engines.base import ClientTask, Engine, Reply, Sent
 
 
-def climb(
-    engine: Engine, tasks: Sequence[ClientTask], sent: Sent, ladder: Ladder
-) -> tuple[Iterator[Reply], tuple[tuple[int, float], ...]]:
-    """Each client's reply at the rung it votes for, and the votes with what was gained, without those that abstain."""
+class Climbed(NamedTuple):
+    """A round in which clients tried rates out.
+
+    replies  each client's, at the rung it votes for
+    votes    (rung, what was gained) of each that does not abstain
+    trials   local rounds beyond the one that every client makes anyway, all clients together: what the start costs
+    """
+
+    replies: Iterator[Reply]
+    votes: tuple[tuple[int, float], ...]
+    trials: int
+
+
+def climb(engine: Engine, tasks: Sequence[ClientTask], sent: Sent, ladder: Ladder) -> Climbed:
+    """The clients of ``tasks`` try rates out, with whatever optimizer they have."""
     longer = [task._replace(batches=[*task.batches, task.batches[0]]) for task in tasks]
     length = math.sqrt(float(inner(sent.weights, sent.weights)))
     first = engine.train(longer, sent._replace(local_lr=TRIED))
@@ -34,7 +46,8 @@ def climb(
                 if ladder.best(scores[i]) == rung:
                     best[i] = reply
     votes = [(vote, ladder.gained(one)) for one in scores if (vote := ladder.vote(one)) is not None]
-    return iter([best[i] for i in range(len(tasks))]), tuple(votes)
+    trials = sum(map(len, scores))  # and the one that found where to begin, for the one that is made anyway
+    return Climbed(iter([best[i] for i in range(len(tasks))]), tuple(votes), trials)
 
 
 def _wanted(ladder: Ladder, scores: Sequence[dict[int, float]], starts: Sequence[int]) -> dict[int, list[int]]:

@@ -34,7 +34,7 @@ class Local:
     needs_delta: bool = False  # CL's global term: Δ_t-1 goes down with the weights
     weight_decay: float = setting(
         0.0,
-        "how much a client's weights shrink each step, in units of its rate; raising it keeps weights smaller",
+        "share of a client's weights that a step takes off, times its rate; raising it keeps them smaller",
         low=0,
     )
     clip_norm: float = setting(
@@ -163,7 +163,7 @@ def make_method(name: str, *, local_lr: float, global_lr: float, local: Local | 
 
 def _stepping(method: Method, local: Local) -> Method:
     """``method`` with clients that step as ``local`` says."""
-    parts = {"kind": local.kind, "weight_decay": local.weight_decay, "clip_norm": local.clip_norm}
+    parts: dict[str, Any] = {"kind": local.kind, "weight_decay": local.weight_decay, "clip_norm": local.clip_norm}
     changed = [(name, value) for name, value in parts.items() if value not in ("sgd", 0.0)]
     if not changed:
         return method

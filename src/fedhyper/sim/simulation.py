@@ -141,17 +141,16 @@ class Simulation:
         local_lr = state.loop.local_lr if math.isnan(state.carried_lr) else state.carried_lr
         delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
         sent = Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)
-        tasks, votes = self._client_tasks(state.loop.round), None
+        tasks, climbed = self._client_tasks(state.loop.round), None
         if state.loop.climbs and plan.ladder is not None:
-            replies, votes = climb(self.engine, tasks, sent, plan.ladder)
-        else:
-            replies = self.engine.train(tasks, sent)
+            climbed = climb(self.engine, tasks, sent, plan.ladder)
+        replies = self.engine.train(tasks, sent) if climbed is None else climbed.replies
 
         # each takes K local steps and returns Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
         total = Aggregate(now.weights, plan.requires, self.weighting)
         for reply in capped(replies, self.norm_cap) if self.norm_cap else replies:
             total.add(reply)
-        report, trained = total.report(votes), time.perf_counter()
+        report, trained = total.report(climbed.votes if climbed else None), time.perf_counter()
 
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
         loop, decision = self.loop.update(state.loop, report)
@@ -188,6 +187,7 @@ class Simulation:
                 "clients_rejected": total.sent - total.used,
                 "reject_reasons": dict(sorted(total.rejected.items())),
                 "rollback": decision.action == "rollback",
+                **({"start_trials": climbed.trials} if climbed else {}),
             }
         )
 

@@ -29,6 +29,7 @@ class RoundRecord(TypedDict):
     clients_rejected: int  # replies that were refused
     reject_reasons: dict[str, int]  # reason → how many replies
     rollback: bool  # whether the weights went back to the last good ones
+    start_trials: NotRequired[int]  # local rounds beyond one a client, in a round whose clients tried rates out
     client_accuracy: NotRequired[list[float]]  # on each client's own data, in client order
 
 

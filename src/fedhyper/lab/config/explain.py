@@ -9,6 +9,14 @@ from pydantic import ValidationError
 
 from fedhyper.errors import did_you_mean, nearest, printable, shown
 
+# What other libraries call it, where no spelling leads to ours.
+_MEANT = {
+    **dict.fromkeys(("lr", "learning_rate"), "'local_lr'"),
+    "optimizer": "'local_optimizer'",
+    "momentum": "'local_optimizer = \"momentum\"' (clients) or 'options.momentum' (the server)",
+    "nesterov": "'local_optimizer = \"nesterov\"'",
+    **dict.fromkeys(("grad_clip", "max_grad_norm"), "'clip_norm'"),
+}
 # A union adds the branch that failed to the place of an error.
 _BRANCHES = frozenset({"bool", "int", "float", "str"})
 
@@ -31,7 +39,8 @@ def _cause(key: str, error: Any, keys: list[str]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "extra_forbidden":
-        return f"key '{printable(key)}' is not known; {did_you_mean(key, keys)}"
+        meant = f"did you mean {_MEANT[key]}?" if key in _MEANT else did_you_mean(key, keys)
+        return f"key '{printable(key)}' is not known; {meant}"
     value = error["input"]
     if key.startswith(("options.", "model_options.")):
         return f"{printable(key)} = {shown(value)} must be a finite number, a string, true or false"

@@ -18,8 +18,8 @@ from fedhyper.errors import UserError, did_you_mean, printable, shown
 from fedhyper.lab.config.explain import explain
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
-from fedhyper.sim.keywords import Later, checked_options, keyword_options
 from fedhyper.settings import settings_of
+from fedhyper.sim.keywords import Later, checked_options, keyword_options
 from fedhyper.sim.methods import Local, Method, make_method, method_options
 from fedhyper.sim.registry import PARTITIONS, TASKS
 
@@ -151,6 +151,11 @@ class Config(Strict):
         """The options that are set; 1 is 1.0 where a number need not be whole."""
         known = method_options(self.method)
         return {k: float(v) if known[k].says.kind is float else v for k, v in self.options.items()}
+
+    @property
+    def finds_rates(self) -> bool:
+        """Whether clients try rates out in the first round, so that ``local_lr`` and ``global_lr`` are not read."""
+        return self.make_method().plan.ladder is not None
 
     def values(self) -> dict[str, Any]:
         """Plain values, tables as dicts, the method's own defaults for its options: what ``config.toml`` holds."""

@@ -23,8 +23,13 @@ def same_problem(one: Group, other: Group) -> bool:
 
 
 def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
-    """The FedAvg groups this one may be measured against, those with its own initial rates if there are any."""
+    """The FedAvg groups this one may be measured against, those with its own initial rates if there are any.
+
+    ``fedhyper`` has none, whatever its config says: it is measured against FedAvg at every rate that was tried.
+    """
     candidates = [g for g in groups if g.method == "fedavg" and g is not group and same_problem(group, g)]
+    if group.method.partition("+")[0] == "fedhyper":
+        return candidates
     same_rates = [
         g for g in candidates if all(g.settings.get(k) == group.settings.get(k) for k in ("local_lr", "global_lr"))
     ]

@@ -13,7 +13,7 @@ _NUMBERS = frozenset(
     (
         *("round", "global_lr", "local_lr", "local_lr_min", "local_lr_max", "hypergrad", "cosine", "update_norm"),
         *("train_loss", "test_loss", "accuracy", "seconds_train", "seconds_aggregate", "seconds_evaluate"),
-        *("bytes_up", "bytes_down", "clients_used", "clients_rejected"),
+        *("bytes_up", "bytes_down", "clients_used", "clients_rejected", "start_trials"),
     )
 )
 

@@ -59,6 +59,8 @@ class Progress:
     seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    start_trials: int = 0  # local rounds beyond one a client, where clients tried rates out
+    start_seconds: float = 0.0  # training in those rounds
 
     def add(self, record: Record) -> None:
         """Count the round ``record`` in: its seconds and bytes, and its accuracy if it was evaluated."""
@@ -66,6 +68,9 @@ class Progress:
         self.seconds += sum(value for key, value in record.items() if key.startswith("seconds") and value)
         self.bytes_up += record["bytes_up"]
         self.bytes_down += record["bytes_down"]
+        if "start_trials" in record:
+            self.start_trials += record["start_trials"]
+            self.start_seconds += record["seconds_train"]
         accuracy = record["accuracy"]
         if accuracy is None:
             return
@@ -91,5 +96,7 @@ class Progress:
             "seconds": self.seconds,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "start_trials": self.start_trials,
+            "start_seconds": self.start_seconds,
             "weights_sha256": weights_sha256,
         }

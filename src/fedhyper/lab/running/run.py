@@ -148,9 +148,12 @@ class Run:
         if diverged:
             config = self.config
             raise TrainingStopped(
-                f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; start from a lower "
-                f"local_lr than {config.local_lr:g}"
-                + ("" if config.method == "fedhyper" else " or use method=fedhyper")
+                f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; "
+                + (
+                    "reject_reasons in metrics.jsonl says why"
+                    if config.finds_rates
+                    else f"start from a lower local_lr than {config.local_lr:g} or use method=fedhyper"
+                )
             )
         return summary
 

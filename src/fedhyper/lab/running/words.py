@@ -49,9 +49,11 @@ def number(value: float | None) -> str:
 
 def title(config: Config) -> str:
     """What is being run, in a line."""
+    rates = f"local_lr {config.local_lr:g} · global_lr {config.global_lr:g}"
+    clients = "" if config.local_optimizer == "sgd" else f"{config.local_optimizer} "
     return printable(
-        f"{config.task} · {config.model} · {config.method} · {config.clients_per_round} of {config.clients} clients "
-        f"a round · local_lr {config.local_lr:g} · global_lr {config.global_lr:g} · seed {config.seed}"
+        f"{config.task} · {config.model} · {config.method} · {config.clients_per_round} of {config.clients} {clients}"
+        f"clients a round · {'finds its rates' if config.finds_rates else rates} · seed {config.seed}"
     )
 
 
@@ -65,7 +67,11 @@ def closing(config: Config, summary: Summary) -> str:
         reached = summary["rounds_to_target"]
         target = percent(summary["target_accuracy"])
         parts.append(f"{target} reached in round {reached}" if reached else f"{target} not reached")
-    return ", ".join([*parts, f"{duration(summary['seconds'])} of training"])
+    parts.append(f"{duration(summary['seconds'])} of training")
+    if summary["start_trials"]:
+        cost = f"{duration(summary['start_seconds'])} and {summary['start_trials']} extra local rounds"
+        parts[-1] += f" ({cost} to find the rate)"
+    return ", ".join(parts)
 
 
 def remarks(record: Record) -> str:
