@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parent))  # importlib mode: test modules are 
 from fake_runs import HOSTILE, fake_partition, write_comparison, write_hostile, write_json, write_run, write_sweep
 
 from fedhyper.errors import StorageError, UserError
-from fedhyper.lab.results.comparing import comparability, unfinished
+from fedhyper.lab.results.comparing import baseline, comparability, unfinished
 from fedhyper.lab.results.curves import MAX_POINTS, bound_rows, curve_rows
 from fedhyper.lab.results.figures.make import make_figures
 from fedhyper.lab.results.groups import make_groups
@@ -179,6 +179,26 @@ def test_mean_and_deviation_by_hand() -> None:
     assert Stat.of([None]) is None
     assert quantile([4, 1, 3, 2], 0.5) == 2.5
     assert quantile([0, 10], 0.1) == pytest.approx(1.0)
+
+
+def test_a_method_that_reads_no_rate_is_measured_against_every_rate(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedexp", "fedhyper"):
+        for lr in (0.01, 0.1) if method == "fedavg" else (0.01,):
+            write_run(tmp_path / f"{method}{lr}", method=method, local_lr=lr, rounds=3)
+    groups = {group.label: group for group in make_groups(load_runs([tmp_path]))}
+    rivals = {name: [g.settings["local_lr"] for g in baseline(one, [*groups.values()])] for name, one in groups.items()}
+    assert sorted(rivals["fedhyper, local_lr 0.01"]) == [0.01, 0.1]
+    assert rivals["fedexp, local_lr 0.01"] == [0.01]
+
+
+def test_the_page_of_one_run_says_what_its_start_cost(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", method="fedhyper", rounds=3)
+    assert "to find the rate" not in write_report([run], tmp_path / "without.html").read_text()
+    first, *others = (run / "metrics.jsonl").read_text().splitlines()
+    lines = [json.dumps(json.loads(first) | {"start_trials": 123}), *others]
+    (run / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    page = write_report([run], tmp_path / "with.html").read_text()
+    assert "<dt>extra local rounds to find the rate</dt><dd>123</dd>" in page
 
 
 def test_a_difference_within_the_spread_is_called_level(tmp_path: Path) -> None:
