@@ -1,14 +1,14 @@
 """Learning-rate-free: no rate to choose, for any client optimizer, from the aggregate, losses, and one vote a client.
 
-    start    the clients of the first round try rates out; most of them decide        ladder.py
+    start    clients of the first round try rates out and vote; a panel checks that    ladder.py, sim/start.py
     follow   within a factor of it, the hypergradient moves the rate, less and less   follow.py
     damage   if most clients meet weights that were damaged: back, and a rung lower   damage.py
     step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − M_t                       optimizers.py
     keep     a mean over about the last quarter of the run                            averages.py
 
-The start may take several rounds (fewer than ``voices`` clients a round), during which every client climbs by itself.
-Where clients cannot climb, each tries one rate, or the rate given is all there is. That tells less: the run then begins
-a rung lower, may move by four, and for its first rounds rises a rung whenever an update is the last one over again.
+Where clients cannot climb, each tries one rate, or the rate given is all there is; with fewer than ``voices`` of them a
+round the start takes several rounds. That tells less: the run then begins a rung lower, may move by four, and for its
+first rounds rises a rung whenever an update is the last one over again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AutoState(NamedTuple):
 class Auto:
     """The learning-rate-free plan. ``local_lr`` is a hint: where clients' rates begin in a host that shows no votes.
 
-    Seven constants, none of them a rate: ratio, voices, gain, wait, share, momentum, recency. Fixed besides: at most
+    Seven constants, none of them a rate: ratio, voices, ahead, gain, share, momentum, recency. Fixed besides: at most
     two rungs for damage, and where clients train once a start one rung lower, four rungs to move, a rise while h > 0.9.
     """
 
@@ -59,9 +59,11 @@ class Auto:
     ratio: float = setting(
         10**0.5, "factor between two rates that are tried, and how far the rate may move from the best", above=1
     )
-    voices: int = setting(10, "clients that decide anything; raising it is slower and surer", low=1)
+    voices: int = setting(
+        10, "clients that decide anything, and rounds until the step of the rate has halved; raising it is surer", low=1
+    )
+    ahead: int = setting(3, "rounds that rates compete for in the start; raising it sees further and costs more", low=1)
     gain: float = setting(2.0, "step of the rate's logarithm, in rounds; raising it follows faster and noisier", low=0)
-    wait: float = setting(10.0, "rounds until that step has halved; raising it follows longer", above=0)
     share: float = setting(0.8, "share of what was gained so far whose loss counts as damage", above=0, high=1)
     momentum: float = setting(0.8, "share of the last server step in the next one; higher is smoother", low=0, below=1)
     recency: float = setting(
@@ -80,7 +82,7 @@ class Auto:
     @property
     def ladder(self) -> Ladder:
         """How the start is made."""
-        return Ladder(self.ratio, self.voices)
+        return Ladder(self.ratio, self.voices, self.ahead)
 
     @property
     def optimizer(self) -> Momentum:
@@ -119,7 +121,7 @@ class Auto:
         if not (climbed or starting) and h > LINEAR and old.t < 2 * self.voices:
             base *= self.ratio  # where the start tells little: nothing has happened yet, so nothing is risked
         # what is known to within a rung is moved by a rung; what was tried once a client, or given, by four
-        c = Follow(self.ratio if climbed else self.ratio**4, self.gain, self.wait).update(old.c, h, old.t)
+        c = Follow(self.ratio if climbed else self.ratio**4, self.gain, self.voices).update(old.c, h, old.t)
         healed = max(0.0, old.cuts - 1 / (self.voices * old.times)) if old.times else 0.0
         memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, damage, climbed)
         return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting)

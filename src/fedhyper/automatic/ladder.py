@@ -4,6 +4,7 @@
     score     mean loss over a client's local steps, each taken *before* the step, and its first batch's once more after
     vote      the rung with the lowest score, climbing from below until two in a row are no better
     rate      r^v, v the mean of the votes between the lower quartile and the median, none more than 1 below the median
+    race      in the simulator, a few rounds at that rate and at others, judged by a panel of clients (sim/start.py)
 
 In the first pass over its data every batch is new to a client, so the score is a held-out one that costs nothing, and a
 round that blew up on its way cannot hide it. No score is ever compared between clients: skewed data cannot mislead the
@@ -41,6 +42,7 @@ class Ladder:
 
     ratio   r, the factor between two rungs
     voices  clients that decide
+    ahead   rounds that rates compete for, where the host can look ahead
     """
 
     ratio: float = setting(
@@ -49,6 +51,7 @@ class Ladder:
     voices: int = setting(
         10, "clients that decide; with fewer a round the start takes more rounds, raising it waits for more", low=1
     )
+    ahead: int = setting(3, "rounds that rates compete for; raising it sees further and costs more", low=1)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -106,6 +109,22 @@ class Ladder:
         lower = max(1, n // 4) if n > 2 else 0
         kept = [max(vote, middle - 1) for vote in ordered[lower : (n + 1) // 2]]
         return self.rate(sum(kept) / len(kept))
+
+    def voted(self, votes: Sequence[int]) -> int | None:
+        """The rung nearest to what votes lead to, the lower of two; None without votes."""
+        rung = math.log(self.settle(votes)) / math.log(self.ratio) if votes else math.nan
+        return math.floor(rung + 0.5 - 1e-9) if votes else None
+
+    @staticmethod
+    def candidates(voted: int | None, loses: Mapping[int, float]) -> list[int]:
+        """Rungs that are worth a few rounds: the one that votes led to, the one below it, and the panel's own.
+
+        ``loses``: by rung, how much a panel of clients loses by the mean update; below 0 is a gain. A panel that gains
+        nowhere has no choice of its own: where a cohort has few classes it looks so at every useful rate.
+        """
+        own = min(loses, key=lambda rung: (loses[rung], rung), default=None)
+        pair = set() if voted is None else {voted, max(voted - 1, LOWEST)}
+        return sorted(pair | (set() if own is None or not loses[own] < 0 else {own}))
 
     def spread(self, clients: int, round_: int, rate: float) -> list[int]:
         """A rung for each client, where clients try one each and report a training loss; none for fewer than three.

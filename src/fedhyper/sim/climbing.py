@@ -1,53 +1,64 @@
-"""The learning-rate-free start in the simulator: every client of a round tries rates out, and returns its best round.
+"""Clients try rates out, each by itself: the votes of the learning-rate-free start in the simulator.
 
 A trial is a local round with its first batch once more at the end, so the mean loss of its steps is the ladder's score.
-Clients that want the same rung are trained together; what no client keeps is thrown away at once.
+Clients that want the same rung are trained together; of their updates only the mean by rung is kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 from fedhyper.arrays import inner
 from fedhyper.automatic.ladder import TRIED, Ladder
-from fedhyper.sim.engines.base import ClientTask, Engine, Reply, Sent
+from fedhyper.sim.engines.base import ClientTask, Engine, Sent
+
+Votes = tuple[tuple[int, float], ...]
 
 
 class Climbed(NamedTuple):
-    """A round in which clients tried rates out.
+    """What clients found.
 
-    replies  each client's, at the rung it votes for
-    votes    (rung, what was gained) of each that does not abstain
-    trials   local rounds beyond the one that every client makes anyway, all clients together: what the start costs
+    votes   (rung, what was gained) of each that does not abstain
+    means   Σ p_m Δ_m by rung; whoever did not try a rung counts as not moved
+    trials  local rounds that were made, all clients together
     """
 
-    replies: Iterator[Reply]
-    votes: tuple[tuple[int, float], ...]
+    votes: Votes
+    means: Mapping[int, Tensor]
     trials: int
 
 
-def climb(engine: Engine, tasks: Sequence[ClientTask], sent: Sent, ladder: Ladder) -> Climbed:
-    """The clients of ``tasks`` try rates out, with whatever optimizer they have."""
+def climb(
+    engine: Engine,
+    tasks: Sequence[ClientTask],
+    sent: Sent,
+    ladder: Ladder,
+    shares: Callable[[ClientTask], float] | None = None,
+) -> Climbed:
+    """The clients of ``tasks`` try rates out, with whatever optimizer they have; means only if ``shares`` are given."""
     longer = [task._replace(batches=[*task.batches, task.batches[0]]) for task in tasks]
     length = math.sqrt(float(inner(sent.weights, sent.weights)))
     first = engine.train(longer, sent._replace(local_lr=TRIED))
     starts = [ladder.start(math.sqrt(float(inner(reply.delta, reply.delta))), length) for reply in first]
     scores: list[dict[int, float]] = [{} for _ in tasks]
-    best: dict[int, Reply] = {}
+    means: dict[int, Tensor] = {}
+    whole = sum(map(shares, tasks)) if shares else math.nan
     while wanted := _wanted(ladder, scores, starts):
         for rung, clients in sorted(wanted.items()):
             replies = engine.train([longer[i] for i in clients], sent._replace(local_lr=ladder.rate(rung)))
             for i, reply in zip(clients, replies, strict=True):
                 usable = math.isfinite(float(inner(reply.delta, reply.delta)))
                 scores[i][rung] = reply.mean_loss if usable else math.inf
-                if ladder.best(scores[i]) == rung:
-                    best[i] = reply
+                if shares and usable:
+                    part = reply.delta * (shares(tasks[i]) / whole)
+                    means[rung] = means[rung] + part if rung in means else part
     votes = [(vote, ladder.gained(one)) for one in scores if (vote := ladder.vote(one)) is not None]
-    trials = sum(map(len, scores))  # and the one that found where to begin, for the one that is made anyway
-    return Climbed(iter([best[i] for i in range(len(tasks))]), tuple(votes), trials)
+    return Climbed(tuple(votes), means, len(tasks) + sum(map(len, scores)))
 
 
 def _wanted(ladder: Ladder, scores: Sequence[dict[int, float]], starts: Sequence[int]) -> dict[int, list[int]]:

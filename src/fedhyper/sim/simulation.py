@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,16 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from fedhyper.arrays import cosine, inner
+from fedhyper.automatic.ladder import Ladder
 from fedhyper.client.vectors import FlatModel
-from fedhyper.loop import LoopState, ServerLoop
+from fedhyper.loop import Decision, LoopState, ServerLoop
 from fedhyper.sim.aggregate import Aggregate, capped
-from fedhyper.sim.climbing import climb
+from fedhyper.sim.climbing import Votes
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent, gather, make_engine, scatter
 from fedhyper.sim.methods import Method
 from fedhyper.sim.models import check_batches
 from fedhyper.sim.rng import generator
+from fedhyper.sim.start import PANEL, Panel, Start, find_start
 from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord, finite
 
@@ -51,6 +53,33 @@ class RunState(NamedTuple):
     delta: Tensor | float  # Δ_t-1, for CL's clients; 0: there is none
     counters: Tensor  # integer buffers: the largest of the clients'
     carried_lr: float  # mean of the clients' final rates (CL with carry); NaN: not in use
+
+
+class Step(NamedTuple):
+    """A round that was computed: the state after it, and what its record is made of."""
+
+    state: RunState
+    sent: Sent
+    total: Aggregate
+    delta: Tensor | None
+    decision: Decision
+    trained: float  # when the clients were done
+
+
+class LookAhead:
+    """A run from ``state`` on, of which nothing is kept; ``votes`` are those of its first round."""
+
+    def __init__(self, step: Callable[[RunState, Votes | None], Step], state: RunState, votes: Votes) -> None:
+        self.trials = 0
+        self._step, self._state = step, state
+        self._votes: Votes | None = votes
+
+    def step(self) -> Tensor | None:
+        """The weights after one round more, even if it was taken back; None where it had no usable update."""
+        step = self._step(self._state, self._votes)
+        self._state, self._votes = step.state, None
+        self.trials += step.total.sent
+        return None if step.delta is None else step.state.loop.now.weights
 
 
 class Simulation:
@@ -135,60 +164,97 @@ class Simulation:
 
     def _run_round(self, *, evaluate: bool) -> RoundRecord:
         state, started = self._state, time.perf_counter()
-        now, plan = state.loop.now, self.method.plan
-
-        # the server samples M clients and sends them w_t, β_t (and Δ_t-1 for CL's global term)
-        local_lr = state.loop.local_lr if math.isnan(state.carried_lr) else state.carried_lr
-        delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
-        sent = Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)
-        tasks, climbed = self._client_tasks(state.loop.round), None
-        if state.loop.climbs and plan.ladder is not None:
-            climbed = climb(self.engine, tasks, sent, plan.ladder)
-        replies = self.engine.train(tasks, sent) if climbed is None else climbed.replies
-
-        # each takes K local steps and returns Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
-        total = Aggregate(now.weights, plan.requires, self.weighting)
-        for reply in capped(replies, self.norm_cap) if self.norm_cap else replies:
-            total.add(reply)
-        report, trained = total.report(climbed.votes if climbed else None), time.perf_counter()
-
-        # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
-        loop, decision = self.loop.update(state.loop, report)
-        cos, norm = _compared(report.delta, state.delta)
-        new = state._replace(loop=loop)
-        if report.delta is not None and decision.action == "step":
-            carried = total.last_lr if self.carry else math.nan
-            new = RunState(loop, report.delta, total.counters(state.counters), carried)
-        elif decision.action == "rollback":
-            new = new._replace(delta=0.0)
+        ladder = self.method.plan.ladder if state.loop.climbs else None
+        start = None if ladder is None else self._find_start(ladder)
+        step = self._step(state, None if start is None else start.votes)
         stepped = time.perf_counter()
-        scores = self._evaluate(new) if evaluate else {"test_loss": None, "accuracy": None}
+        scores = self._evaluate(step.state) if evaluate else {"test_loss": None, "accuracy": None}
         done = time.perf_counter()
-        self._state = new
+        self._state = step.state
 
+        now, total = state.loop.now, step.total
         payload = 4 * (now.weights.numel() + now.statistics.numel()) + 8 * state.counters.numel()
-        down = payload + _SCALAR_BYTES + (0 if delta_down is None else 4 * delta_down.numel())
+        down = payload + _SCALAR_BYTES + (0 if step.sent.delta is None else 4 * step.sent.delta.numel())
+        cos, norm = _compared(step.delta, state.delta)
         return finite(
             {
-                "round": loop.round,
-                "global_lr": decision.global_lr,
-                **total.rates(local_lr),
-                "hypergrad": decision.hypergrad if state.loop.round and "delta" in plan.requires else None,
+                "round": step.state.loop.round,
+                "global_lr": step.decision.global_lr,
+                **total.rates(step.sent.local_lr),
+                "hypergrad": step.decision.hypergrad
+                if state.loop.round and "delta" in self.method.plan.requires
+                else None,
                 "cosine": cos,
                 "update_norm": norm,
                 "train_loss": total.train_loss,
                 **scores,
-                "seconds_train": trained - started,
-                "seconds_aggregate": stepped - trained,
+                "seconds_train": step.trained - started,
+                "seconds_aggregate": stepped - step.trained,
                 "seconds_evaluate": done - stepped,
                 "bytes_up": total.sent * (payload + 3 * _SCALAR_BYTES),
                 "bytes_down": total.sent * down,
                 "clients_used": total.used,
                 "clients_rejected": total.sent - total.used,
                 "reject_reasons": dict(sorted(total.rejected.items())),
-                "rollback": decision.action == "rollback",
-                **({"start_trials": climbed.trials} if climbed else {}),
+                "rollback": step.decision.action == "rollback",
+                **({} if start is None else {"start_trials": start.trials}),
             }
+        )
+
+    def _sent(self, state: RunState) -> Sent:
+        """What the clients of a round get: w_t, β_t (and Δ_t-1 for CL's global term)."""
+        local_lr = state.loop.local_lr if math.isnan(state.carried_lr) else state.carried_lr
+        delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
+        now = state.loop.now
+        return Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)
+
+    def _step(self, state: RunState, votes: Votes | None = None) -> Step:
+        """The round after ``state``, which stays as it is; ``votes`` are those of a start."""
+        plan, sent = self.method.plan, self._sent(state)
+        if votes and plan.ladder is not None:
+            sent = sent._replace(local_lr=plan.ladder.rate(votes[0][0]))
+
+        # M clients take K local steps each and return Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
+        replies = self.engine.train(self._client_tasks(state.loop.round), sent)
+        total = Aggregate(sent.weights, plan.requires, self.weighting)
+        for reply in capped(replies, self.norm_cap) if self.norm_cap else replies:
+            total.add(reply)
+        report, trained = total.report(votes), time.perf_counter()
+
+        # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
+        loop, decision = self.loop.update(state.loop, report)
+        new = state._replace(loop=loop)
+        if report.delta is not None and decision.action == "step":
+            carried = total.last_lr if self.carry else math.nan
+            new = RunState(loop, report.delta, total.counters(state.counters), carried)
+        elif decision.action == "rollback":
+            new = new._replace(delta=0.0)
+        return Step(new, sent, total, report.delta, decision, trained)
+
+    def _find_start(self, ladder: Ladder) -> Start:
+        """Clients of this round, and of the next ones if these are few, try rates out at the weights of this one."""
+        state, sizes, sent = self._state, self.partition.sizes, self._sent(self._state)
+        t = state.loop.round
+
+        def voters(round_: int) -> list[ClientTask]:
+            tasks = self._client_tasks(round_)
+            some = generator(self.seed, "voices", round_).permutation(len(tasks))[: ladder.voices]
+            return [tasks[i] for i in sorted(some)]
+
+        asked = generator(self.seed, "panel").choice(len(sizes), min(len(sizes), PANEL), replace=False)
+        judges = [
+            ClientTask(int(i), int(sizes[i]), [batch])
+            for i in asked
+            for batch in self._batches(t, int(i))[: -(-PANEL // len(asked))]
+        ]
+        return find_start(
+            self.engine,
+            sent,
+            ladder,
+            (voters(t + i) for i in range(ladder.voices)),
+            (lambda task: float(task.examples)) if self.weighting == "examples" else (lambda _: 1.0),
+            Panel(self.engine, judges, sent),
+            lambda votes: LookAhead(self._step, state, votes),
         )
 
     def _client_tasks(self, t: int) -> list[ClientTask]:

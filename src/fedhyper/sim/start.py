@@ -1,0 +1,159 @@
+"""The learning-rate-free start in the simulator, in the first round: clients vote for a rate, a panel checks it.
+
+    vote   ten clients try rates, each by itself, and vote for their best (climbing.py, ``automatic.ladder``)
+    check  the mean of their updates at each rate up to that, by its loss on a panel of many clients
+    race   the rate that votes led to, the one below, and the panel's own: three rounds of each, and the panel says
+           which is best. Nothing of the race is kept but the rate.
+
+A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
+The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median_low
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedhyper.automatic.ladder import LOWEST, Ladder
+from fedhyper.sim.climbing import Votes, climb
+from fedhyper.sim.engines.base import ClientTask, Engine, Sent
+
+STRETCHES = 3  # of ``Ladder.ahead`` rounds each, for a race that nobody gains in
+LOST = 1e30  # what a loss that is not a number counts as; finite, so that differences are numbers
+PANEL = 50  # batches that judge, of as many clients if there are; raising it costs time
+
+
+class Start(NamedTuple):
+    """Where a run begins.
+
+    votes   the rung that was found, with what the median client gained, as often as ``Ladder.voices`` asks; () if none
+    trials  local rounds beyond those of an ordinary run, all clients together; the panel's batches are not counted
+    """
+
+    votes: Votes
+    trials: int
+
+
+class Run(Protocol):
+    """A run that starts here, at one rate; nothing of it is kept."""
+
+    trials: int
+
+    def step(self) -> Tensor | None:
+        """The weights after one round more; None: it had no usable update."""
+
+
+class Panel:
+    """Many clients, one batch each: how much each of them loses by other weights than those of the start."""
+
+    def __init__(self, engine: Engine, tasks: Sequence[ClientTask], sent: Sent) -> None:
+        self._engine, self._tasks, self._sent = engine, tasks, sent
+        self._before = self._losses(sent.weights)
+
+    def _losses(self, weights: Tensor) -> list[float]:
+        # an engine trains, so the loss before the step is what is read; a rate of 0 would be refused by torch.optim
+        replies = self._engine.train(self._tasks, self._sent._replace(weights=weights, local_lr=1e-30))
+        return [reply.first_loss for reply in replies]
+
+    def loses(self, weights: Tensor) -> list[float]:
+        """In units of the loss, in the order of the tasks; below 0 is a gain."""
+        pairs = zip(self._losses(weights), self._before, strict=True)
+        return [after - before if math.isfinite(after - before) else LOST for after, before in pairs]
+
+
+def centre(values: Sequence[float]) -> tuple[float, float]:
+    """Mean without the tenth at either end, so that one liar of ten has no say, and its standard error."""
+    ordered, out = sorted(values), len(values) // 10
+    kept = ordered[out : len(ordered) - out]
+    mean = sum(kept) / len(kept)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in kept)) / len(kept)
+
+
+def find_start(
+    engine: Engine,
+    sent: Sent,
+    ladder: Ladder,
+    cohorts: Iterator[Sequence[ClientTask]],
+    share: Callable[[ClientTask], float],
+    panel: Panel,
+    run: Callable[[Votes], Run],
+) -> Start:
+    """``cohorts``: who votes in this round and, if these are few, in the next; ``run``: one that has such votes."""
+    first = climb(engine, next(cohorts), sent, ladder, share)
+    votes, trials = list(first.votes), first.trials
+    while len(votes) < ladder.voices and (cohort := next(cohorts, None)):
+        more = climb(engine, cohort, sent, ladder)
+        votes, trials = [*votes, *more.votes], trials + more.trials
+    voted = ladder.voted([rung for rung, _ in votes])
+    below = {rung: mean for rung, mean in first.means.items() if voted is None or rung <= voted}
+    seen = {rung: centre(panel.loses(sent.weights - mean))[0] for rung, mean in below.items()}
+    gain = median_low([gain for _, gain in votes]) if votes else 0.0
+
+    def enter(rung: int) -> Entrant:
+        return Entrant(run(((rung, gain),) * ladder.voices), panel, ladder.ahead)
+
+    best, cost = race(ladder.candidates(voted, seen), voted, enter)
+    return Start(() if best is None else ((best, gain),) * ladder.voices, trials + cost)
+
+
+class Entrant:
+    """A run in the race, and what the panel loses by each of its rounds."""
+
+    def __init__(self, run: Run, panel: Panel, ahead: int) -> None:
+        self.run = run
+        self._panel, self._ahead = panel, ahead
+        self._rounds: list[list[float]] = []
+        self._dead = False
+
+    def lost(self, stretch: int) -> list[float] | None:
+        """Each judge's mean over a stretch of ``ahead`` rounds, from 0 on; None once a round had no usable update."""
+        while len(self._rounds) < (stretch + 1) * self._ahead and not self._dead:
+            weights = self.run.step()
+            self._dead = weights is None
+            if weights is not None:
+                self._rounds.append(self._panel.loses(weights))
+        rounds = self._rounds[-self._ahead :]
+        return None if self._dead else [sum(judge) / len(rounds) for judge in zip(*rounds, strict=True)]
+
+
+def race(rungs: Sequence[int], voted: int | None, enter: Callable[[int], Entrant]) -> tuple[int | None, int]:
+    """The rung whose run a panel likes best, None without any, and how many local rounds that took.
+
+    Three rounds, or the next three, or those after, until one of the runs gains, by more than a standard error: where
+    classes are few, early rounds look harmful at every rate. The neighbours of the best join, though none above what
+    was voted for, and ``voted`` stands unless another is better by more than a standard error.
+    (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote;
+    going down while none gains, which ends at a rate that does nothing.)
+    """
+    runs, stretch = {rung: enter(rung) for rung in rungs}, 0
+    highest = max(rungs, default=0) if voted is None else voted
+    while runs:
+        lost = {rung: one.lost(stretch) for rung, one in runs.items()}
+        scores = {rung: math.inf if one is None else centre(one)[0] for rung, one in lost.items()}
+        best = Ladder.best(scores)
+        of_best = lost[best]
+        if of_best is None:
+            nearby = {min(runs) - 1}
+        elif stretch < STRETCHES - 1 and not _surely_below(of_best):
+            stretch += 1
+            continue
+        else:
+            nearby = {best - 1, min(best + 1, highest)} if scores[best] < 0 else set()
+        joining = {rung for rung in nearby if rung >= LOWEST} - set(runs)
+        if not joining:
+            of_voted = lost.get(highest) if voted is not None else None
+            if of_best is not None and of_voted is not None:
+                better = _surely_below([a - b for a, b in zip(of_best, of_voted, strict=True)])
+                best = best if better else highest
+            return best, sum(one.run.trials for one in runs.values())
+        runs |= {rung: enter(rung) for rung in joining}
+    return None, 0
+
+
+def _surely_below(values: Sequence[float]) -> bool:
+    mean, error = centre(values)
+    return mean + error < 0
