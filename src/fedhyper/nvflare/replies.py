@@ -1,0 +1,77 @@
+"""What clients sent back in a round, kept one by one; NVFlare's own aggregator adds them up as they come.
+
+Kept, because clients that try different rates out must not be averaged before it is known which rate was best; and
+summed up in the order of the clients' names, because a sum in the order of arrival has other bits each time. It costs
+the server one model a client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
+from numpy.typing import NDArray
+
+from fedhyper.errors import UserError
+
+LOCAL_LR = "local_lr"  # in the meta of the model that is sent
+LOCAL_LRS = "local_lrs"  # the same, name of the client → rate, while rates are tried out
+LOSS, TRAIN_LOSS = "loss", "train_loss"  # in the metrics of a reply
+
+Arrays = dict[str, NDArray[Any]]
+_BUFFERS = ("running_mean", "running_var")
+
+
+class Replies(ModelAggregator):
+    """The replies of a round, by the client's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: dict[str, FLModel] = {}
+
+    def accept_model(self, model: FLModel) -> None:
+        """Keep one reply."""
+        self.models[model.meta["client_name"]] = model
+
+    def aggregate_model(self) -> FLModel:
+        """NVFlare's own weighted mean, for whoever listens to its events; the server loop does not use it."""
+        models = [self.models[name] for name in sorted(self.models)]
+        return BaseFedAvg.aggregate_fn(models) if models else FLModel(params={}, meta={})
+
+    def reset_stats(self) -> None:
+        """Forget the round before."""
+        self.models = {}
+
+
+def split(params: dict[str, Any]) -> tuple[Arrays, Arrays, Arrays]:
+    """A model's arrays: those that are trained, the statistics (averaged, never stepped), and the counters."""
+    if odd := next((name for name, array in params.items() if not isinstance(array, np.ndarray)), None):
+        got = type(params[odd]).__name__
+        raise UserError(f"server_expected_format must be NUMPY, got {got} for {odd}; FedHyper steps NumPy arrays")
+    floats = {name: array for name, array in params.items() if array.dtype.kind == "f"}
+    statistics = {name: array for name, array in floats.items() if name.endswith(_BUFFERS)}
+    trained = {name: array for name, array in floats.items() if name not in statistics}
+    return trained, statistics, {name: array for name, array in params.items() if name not in floats}
+
+
+def read(reply: FLModel, sent: Arrays) -> Arrays | None:
+    """The model after a client trained it; None where it has other arrays than the one that was ``sent``."""
+    arrays = {name: np.asarray(array) for name, array in reply.params.items()}
+    if {name: array.shape for name, array in arrays.items()} != {name: array.shape for name, array in sent.items()}:
+        return None
+    return {n: sent[n] + a for n, a in arrays.items()} if reply.params_type == ParamsType.DIFF else arrays
+
+
+def weight(reply: FLModel) -> float:
+    """What a reply counts in the means: NVFlare's NUM_STEPS_CURRENT_ROUND, 1 where a client says nothing."""
+    return float((reply.meta or {}).get(FLMetaKey.NUM_STEPS_CURRENT_ROUND, 1.0))
+
+
+def metric(replies: list[FLModel], key: str) -> list[float] | None:
+    """The number ``key`` of every reply; None unless all have it."""
+    values = [(reply.metrics or {}).get(key) for reply in replies]
+    return None if None in values else [float(value) for value in values]
