@@ -49,19 +49,20 @@ class Net(nn.Sequential):
 class Show(TrainingProcessCallback):
     """Prints the accuracy on the test images and the rates."""
 
-    def __init__(self, test, rates):
-        self.test, self.rates, self.rows = test, rates, []
+    def __init__(self, test, rates, kept):
+        self.test, self.rates, self.kept, self.rows = test, rates, kept, []
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         with torch.no_grad():
-            accuracy = float((model.pytorch_model(self.test[0]).argmax(1) == self.test[1]).float().mean())
+            scores = torch.func.functional_call(model.pytorch_model, self.kept(), self.test[0])
+        accuracy = float((scores.argmax(1) == self.test[1]).float().mean())
         self.rows.append((accuracy, *self.rates()))
         print(central_iteration + 1, *(f"{number:.4g}" for number in self.rows[-1]), flush=True)
         return False, Metrics()
 
 
 def run(method="fedhyper", rounds=30, local_lr=0.001, checkpoints=None):
-    """The rows that ``Show`` prints and the final weights. ``method``: fedavg, hyperserver (global rate) or fedhyper."""
+    """What ``Show`` prints, and the newest weights. ``method``: fedavg, hyperserver (the global rate) or fedhyper."""
     np.random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -82,10 +83,11 @@ def run(method="fedhyper", rounds=30, local_lr=0.001, checkpoints=None):
     if method == "fedhyper":
         server = make_server(model, auto(local_lr=local_lr))
         algorithm, rate = FedHyper(server), LocalRate(server)
-        show = Show((x[test], y[test]), lambda: (server.global_lr, server.local_lr))
+        show = Show((x[test], y[test]), lambda: (server.global_lr, server.local_lr), lambda: server.averaged)
     else:
         algorithm, rate = FederatedAveraging(), local_lr
-        show = Show((x[test], y[test]), lambda: (central.param_groups[0]["lr"], local_lr))
+        rates = lambda: (central.param_groups[0]["lr"], local_lr)  # noqa: E731
+        show = Show((x[test], y[test]), rates, lambda: dict(net.named_parameters()))
     restore = [RestoreTrainingCallback([model, algorithm], checkpoints)] if checkpoints else []
     algorithm.run(
         NNAlgorithmParams(

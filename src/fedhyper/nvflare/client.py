@@ -1,7 +1,7 @@
 """The client's two lines: the rate to train with, and what to send back.
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=local_lr(received))
-    flare.send(reply(model, examples=len(data), loss=first, train_loss=mean))
+optimizer = torch.optim.SGD(model.parameters(), lr=local_lr(received))
+flare.send(reply(model, examples=len(data), loss=first, train_loss=mean))
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
         """All rounds, or those that an earlier life of this job has not done."""
         given = self.load_model() if self.model is None else self.model
         params = given.params if isinstance(given, FLModel) else given
+        self._shapes = {name: np.shape(array) for name, array in params.items()}
         weights, statistics, self._counters = split(params)
         self.server = Server(weights, make_plan(self.schedule, self.local_lr, self.global_lr), statistics=statistics)
         if self.checkpoint and Path(self.checkpoint).exists():
@@ -126,8 +127,9 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
         super().save_model(FLModel(params=self._params(self.server.state.mean), metrics=model.metrics, meta=model.meta))
 
     def _params(self, model: Model) -> Arrays:
-        """All arrays of a model."""
-        return {**model.weights, **(model.statistics or {}), **self._counters}
+        """All arrays of a model, in the order and the shapes that they came in."""
+        arrays = {**model.weights, **model.statistics, **self._counters}
+        return {name: arrays[name].reshape(shape) for name, shape in self._shapes.items()}
 
     # --- as a file ---------------------------------------------------------------------------------------------------
 

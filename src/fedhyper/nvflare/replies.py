@@ -7,15 +7,16 @@ the server one model a client.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
-from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
-from numpy.typing import NDArray
 
+from fedhyper.arrays import is_number
 from fedhyper.errors import UserError
 
 LOCAL_LR = "local_lr"  # in the meta of the model that is sent
@@ -38,9 +39,13 @@ class Replies(ModelAggregator):
         self.models[model.meta["client_name"]] = model
 
     def aggregate_model(self) -> FLModel:
-        """NVFlare's own weighted mean, for whoever listens to its events; the server loop does not use it."""
+        """The weighted means of the metrics that all clients report; of the weights the server loop makes one."""
         models = [self.models[name] for name in sorted(self.models)]
-        return BaseFedAvg.aggregate_fn(models) if models else FLModel(params={}, meta={})
+        told = [{k: v for k, v in (model.metrics or {}).items() if is_number(v)} for model in models]
+        total = sum(map(weight, models))
+        known = [key for key in (told[0] if told else ()) if all(key in one for one in told)]
+        means = {k: sum(weight(m) * one[k] for m, one in zip(models, told, strict=True)) / total for k in known}
+        return FLModel(params={}, metrics=means or None, meta={})
 
     def reset_stats(self) -> None:
         """Forget the round before."""
@@ -52,10 +57,11 @@ def split(params: dict[str, Any]) -> tuple[Arrays, Arrays, Arrays]:
     if odd := next((name for name, array in params.items() if not isinstance(array, np.ndarray)), None):
         got = type(params[odd]).__name__
         raise UserError(f"server_expected_format must be NUMPY, got {got} for {odd}; FedHyper steps NumPy arrays")
-    floats = {name: array for name, array in params.items() if array.dtype.kind == "f"}
+    arrays = {name: np.atleast_1d(array) for name, array in params.items()}  # arithmetic on 0 axes leaves no array
+    floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
     statistics = {name: array for name, array in floats.items() if name.endswith(_BUFFERS)}
     trained = {name: array for name, array in floats.items() if name not in statistics}
-    return trained, statistics, {name: array for name, array in params.items() if name not in floats}
+    return trained, statistics, {name: array for name, array in arrays.items() if name not in floats}
 
 
 def read(reply: FLModel, sent: Arrays) -> Arrays | None:
@@ -63,12 +69,13 @@ def read(reply: FLModel, sent: Arrays) -> Arrays | None:
     arrays = {name: np.asarray(array) for name, array in reply.params.items()}
     if {name: array.shape for name, array in arrays.items()} != {name: array.shape for name, array in sent.items()}:
         return None
-    return {n: sent[n] + a for n, a in arrays.items()} if reply.params_type == ParamsType.DIFF else arrays
+    return {n: np.asarray(sent[n] + a) for n, a in arrays.items()} if reply.params_type == ParamsType.DIFF else arrays
 
 
 def weight(reply: FLModel) -> float:
-    """What a reply counts in the means: NVFlare's NUM_STEPS_CURRENT_ROUND, 1 where a client says nothing."""
-    return float((reply.meta or {}).get(FLMetaKey.NUM_STEPS_CURRENT_ROUND, 1.0))
+    """What a reply counts in the means: its NUM_STEPS_CURRENT_ROUND; 1, as in NVFlare, where that makes no sense."""
+    told = (reply.meta or {}).get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
+    return float(told) if is_number(told) and 0 < told < math.inf else 1.0
 
 
 def metric(replies: list[FLModel], key: str) -> list[float] | None:
