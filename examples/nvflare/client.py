@@ -27,6 +27,7 @@ while flare.is_running():
     model.load_state_dict(received.params)
     with torch.no_grad():
         accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
+        loss_before = F.cross_entropy(model(x), y).item()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=local_lr(received))
     losses = []
@@ -38,4 +39,5 @@ while flare.is_running():
         optimizer.step()
         losses.append(loss.item())
 
-    flare.send(reply(model, examples=len(y), loss=losses[0], train_loss=sum(losses) / len(losses), accuracy=accuracy))
+    told = {"loss": loss_before, "train_loss": sum(losses) / len(losses), "accuracy": accuracy}
+    flare.send(reply(model, examples=len(y), **told))

@@ -1,7 +1,7 @@
 """The client's two lines: the rate to train with, and what to send back.
 
 optimizer = torch.optim.SGD(model.parameters(), lr=local_lr(received))
-flare.send(reply(model, examples=len(data), loss=first, train_loss=mean))
+flare.send(reply(model, examples=len(data), loss=before, train_loss=mean))
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def reply(
 
     model       after training
     examples    how many this client trained on: its weight in the mean
-    loss        at the weights that were sent, before the first step: that of the first batch will do
+    loss        at the weights that were sent, over the data it then trains on: a forward pass more. Of the first batch
+                alone it is too noisy to tell rates apart where few clients try them (three: 8 to 89 % on digits, not 95)
     train_loss  mean over the local steps, each before its step; None: rates cannot be tried out at the start
     metrics     yours; NVFlare averages them over the clients
     """

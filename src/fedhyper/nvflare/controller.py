@@ -53,6 +53,9 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
     kwargs      those of NVFlare's FedAvg: num_clients, num_rounds, persistor_id, stop_cond, ...
     """
 
+    model: Any
+    num_rounds: int
+
     def __init__(
         self,
         *args: Any,

@@ -27,7 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 _BUFFERS = ("running_mean", "running_var")
 
 
-class Replies(ModelAggregator):
+class Replies(ModelAggregator):  # type: ignore[misc]  # NVFlare has no types
     """The replies of a round, by the client's name."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def read(reply: FLModel, sent: Arrays) -> Arrays | None:
 
 def weight(reply: FLModel) -> float:
     """What a reply counts in the means: its NUM_STEPS_CURRENT_ROUND; 1, as in NVFlare, where that makes no sense."""
-    told = (reply.meta or {}).get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
+    told: Any = (reply.meta or {}).get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
     return float(told) if is_number(told) and 0 < told < math.inf else 1.0
 
 
