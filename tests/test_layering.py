@@ -197,7 +197,7 @@ def test_what_is_exported_exists() -> None:
 
 
 # The distribution that brings a module under another name.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python", "mlflow": "mlflow-skinny"}
 
 
 def declared() -> dict[str, set[str]]:

@@ -36,8 +36,8 @@ def reply(
 
     model       after training
     examples    how many this client trained on: its weight in the mean
-    loss        at the weights that were sent, over the data it then trains on: a forward pass more. Of the first batch
-                alone it is too noisy to tell rates apart where few clients try them (three: 8 to 89 % on digits, not 95)
+    loss        at the weights that were sent, over the data it then trains on: a forward pass more. The first batch's
+                is too noisy to tell rates apart where few clients try them (three, digits: 8 to 89 %, and not 95)
     train_loss  mean over the local steps, each before its step; None: rates cannot be tried out at the start
     metrics     yours; NVFlare averages them over the clients
     """

@@ -74,11 +74,12 @@ def read(reply: FLModel, sent: Arrays) -> Arrays | None:
 
 def weight(reply: FLModel) -> float:
     """What a reply counts in the means: its NUM_STEPS_CURRENT_ROUND; 1, as in NVFlare, where that makes no sense."""
-    told: Any = (reply.meta or {}).get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
+    told: object = (reply.meta or {}).get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)
     return float(told) if is_number(told) and 0 < told < math.inf else 1.0
 
 
 def metric(replies: list[FLModel], key: str) -> list[float] | None:
     """The number ``key`` of every reply; None unless all have it."""
     values = [(reply.metrics or {}).get(key) for reply in replies]
-    return None if None in values else [float(value) for value in values]
+    known = [float(value) for value in values if is_number(value)]
+    return known if len(known) == len(replies) else None
