@@ -35,9 +35,9 @@ test-slow: $(READY) browser
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
 
-# Real runs of NVFlare and pfl, on loopback, each engine in an environment of its own: what they ask for does not go
-# together with Flower. Installed as a user would, and not as a link: NVFlare copies what lies outside site-packages
-# into every job. -o filterwarnings: other people's warnings.
+# Real runs of NVFlare and pfl, on loopback, and of the trackers, offline, each in an environment of its own: what they
+# ask for does not go together with Flower. Installed as a user would, and not as a link: NVFlare copies what lies
+# outside site-packages into every job. -o filterwarnings: other people's warnings.
 ENGINES := .engines
 ENGINE_TEST := scikit-learn safetensors pytest pytest-timeout
 
@@ -51,8 +51,13 @@ $(ENGINES)/pfl/.ready:
 	$(ENGINES)/pfl/bin/pip install -q --disable-pip-version-check torch==2.13.0 'pfl==0.6.*' $(ENGINE_TEST)
 	@touch $@
 
-test-engines: $(ENGINES)/nvflare/.ready $(ENGINES)/pfl/.ready
-	for engine in nvflare pfl; do \
+$(ENGINES)/trackers/.ready: pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)/trackers
+	$(ENGINES)/trackers/bin/pip install -q --disable-pip-version-check torch==2.13.0 '.[sim,wandb,mlflow,trackio]' $(ENGINE_TEST)
+	@touch $@
+
+test-engines: $(ENGINES)/nvflare/.ready $(ENGINES)/pfl/.ready $(ENGINES)/trackers/.ready
+	for engine in nvflare pfl trackers; do \
 	  $(ENGINES)/$$engine/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall . && \
 	  $(ENGINES)/$$engine/bin/python -m pytest tests/engines/test_$$engine.py -m engines -o filterwarnings=default \
 	  || exit 1; done

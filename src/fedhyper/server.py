@@ -30,11 +30,11 @@ from fedhyper.plan import Plan
 class Server:
     """Both rates, momentum, rollback and the mean of the last rounds around one model: ``loop`` and its state.
 
-    weights    the model: one array, or a list or dict of arrays; NumPy or torch. Never written to
-    plan       decides the rates; None: ``auto()``, learning-rate-free
-    optimizer  makes a step of the clients' mean update; None: the plan's own choice
-    average    what ``averaged`` is; None: the plan's own choice
-    statistics what is averaged and never stepped, such as BatchNorm's, in the form of ``weights``; 0.0: there are none
+    weights     the model: one array, or a list or dict of arrays; NumPy or torch. Never written to
+    plan        decides the rates; None: ``auto()``, learning-rate-free
+    optimizer   makes a step of the clients' mean update; None: the plan's own choice
+    average     what ``averaged`` is; None: the plan's own choice
+    statistics  averaged and never stepped, such as BatchNorm's, in the form of ``weights``; 0.0: there are none
     """
 
     def __init__(

@@ -27,8 +27,9 @@ _functions: list[Callable[[str, dict[str, Any]], Any]] = []
 def log(function: Callable[[str, dict[str, Any]], Any]) -> None:
     """Have ``function(directory, record)`` called after every round of every run of this process.
 
-    For a file that ``fedhyper run --import FILE.py`` or ``fedhyper sweep --import FILE.py`` reads. ``directory`` is the
-    run's, as text; ``record`` is its new line of ``metrics.jsonl``.
+    For a file that ``fedhyper run --import FILE.py`` or ``fedhyper sweep --import FILE.py`` reads.
+
+    function  takes the run's directory, as text, and the new line of its ``metrics.jsonl``, as a dict
     """
     _functions.append(function)
 
