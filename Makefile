@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup browser demo test test-slow test-flower test-engines lint coverage mutants golden bench bench-robustness clean
+.PHONY: help setup browser demo test test-slow test-flower test-engines docs lint coverage mutants golden bench bench-robustness clean
 
 help:
-	@echo "make demo | test | test-slow | test-flower | test-engines | lint | coverage | mutants | golden | bench | bench-robustness | clean"
+	@echo "make demo | test | test-slow | test-flower | test-engines | docs | lint | coverage | mutants | golden | bench | bench-robustness | clean"
 
 setup: $(READY)
 
@@ -61,6 +61,16 @@ test-engines: $(ENGINES)/nvflare/.ready $(ENGINES)/pfl/.ready $(ENGINES)/tracker
 	  $(ENGINES)/$$engine/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall . && \
 	  $(ENGINES)/$$engine/bin/python -m pytest tests/engines/test_$$engine.py -m engines -o filterwarnings=default \
 	  || exit 1; done
+
+# The site, from the package registry alone; a warning is an error, so a link that leads nowhere ends it
+$(ENGINES)/docs/.ready: pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)/docs
+	$(ENGINES)/docs/bin/pip install -q --disable-pip-version-check '.[docs]'
+	@touch $@
+
+docs: $(ENGINES)/docs/.ready
+	$(ENGINES)/docs/bin/sphinx-build -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
