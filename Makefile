@@ -35,8 +35,8 @@ test-slow: $(READY) browser
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
 
-# Real runs of NVFlare and pfl, on loopback, and of the trackers, offline, each in an environment of its own: what they
-# ask for does not go together with Flower. Installed as a user would, and not as a link: NVFlare copies what lies
+# Real runs of NVFlare and pfl, on loopback, and of the trackers, offline, each in an environment of its own: pfl
+# pins absl-py and attrs lower than the rest needs. Installed as a user would, and not as a link: NVFlare copies what lies
 # outside site-packages into every job. -o filterwarnings: other people's warnings.
 ENGINES := .engines
 ENGINE_TEST := scikit-learn safetensors pytest pytest-timeout
