@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup browser demo test test-slow test-flower lint coverage mutants golden bench bench-robustness clean
+.PHONY: help setup browser demo test test-slow test-flower test-engines docs lint coverage mutants golden bench bench-robustness clean
 
 help:
-	@echo "make demo | test | test-slow | test-flower | lint | coverage | mutants | golden | bench | bench-robustness | clean"
+	@echo "make demo | test | test-slow | test-flower | test-engines | docs | lint | coverage | mutants | golden | bench | bench-robustness | clean"
 
 setup: $(READY)
 
@@ -27,13 +27,50 @@ demo: $(READY)
 
 # -n 2: one process a core of the smallest machine we support; more cores make it faster with -n auto
 test: $(READY) browser lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not flower"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not flower and not engines"
 
 test-slow: $(READY) browser
-	$(BIN)/python -m pytest -m "slow and not flower"
+	$(BIN)/python -m pytest -m "slow and not flower and not engines"
 
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
+
+# Real runs of NVFlare and pfl, on loopback, and of the trackers, offline, each in an environment of its own: pfl
+# pins absl-py and attrs lower than the rest needs. Installed as a user would, and not as a link: NVFlare copies what lies
+# outside site-packages into every job. -o filterwarnings: other people's warnings.
+ENGINES := .engines
+ENGINE_TEST := scikit-learn safetensors pytest pytest-timeout
+
+$(ENGINES)/nvflare/.ready:
+	$(PYTHON) -m venv $(ENGINES)/nvflare
+	$(ENGINES)/nvflare/bin/pip install -q --disable-pip-version-check torch==2.13.0 'nvflare==2.9.*' $(ENGINE_TEST)
+	@touch $@
+
+$(ENGINES)/pfl/.ready:
+	$(PYTHON) -m venv $(ENGINES)/pfl
+	$(ENGINES)/pfl/bin/pip install -q --disable-pip-version-check torch==2.13.0 'pfl==0.6.*' $(ENGINE_TEST)
+	@touch $@
+
+$(ENGINES)/trackers/.ready: pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)/trackers
+	$(ENGINES)/trackers/bin/pip install -q --disable-pip-version-check torch==2.13.0 '.[sim,wandb,mlflow,trackio]' $(ENGINE_TEST)
+	@touch $@
+
+test-engines: $(ENGINES)/nvflare/.ready $(ENGINES)/pfl/.ready $(ENGINES)/trackers/.ready
+	for engine in nvflare pfl trackers; do \
+	  $(ENGINES)/$$engine/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall . && \
+	  $(ENGINES)/$$engine/bin/python -m pytest tests/engines/test_$$engine.py -m engines -o filterwarnings=default \
+	  || exit 1; done
+
+# The site, from the package registry alone; a warning is an error, so a link that leads nowhere ends it
+$(ENGINES)/docs/.ready: pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)/docs
+	$(ENGINES)/docs/bin/pip install -q --disable-pip-version-check '.[docs]'
+	@touch $@
+
+docs: $(ENGINES)/docs/.ready
+	$(ENGINES)/docs/bin/sphinx-build -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -43,7 +80,7 @@ lint: $(READY)
 # Of the fast tests, the processes they start included. Not part of make test: it costs a quarter of its time.
 coverage: $(READY) browser
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist worksteal -m "not slow and not flower"
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal -m "not slow and not flower and not engines"
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered
 
@@ -64,4 +101,4 @@ bench-robustness: $(READY)
 	$(BIN)/python benchmarks/robustness.py
 
 clean:
-	rm -rf .venv build dist runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .engines build dist runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

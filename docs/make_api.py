@@ -18,7 +18,9 @@ from typing import Any, ForwardRef, NamedTuple
 import fedhyper
 import fedhyper.client
 import fedhyper.flower
+import fedhyper.torch
 from fedhyper.client.constants import DeltaConstants, PolyakConstants
+from fedhyper.lab.trackers import log
 from fedhyper.settings import settings_of
 from fedhyper.sim import registry
 from fedhyper.sim.simulation import Simulation
@@ -39,6 +41,7 @@ SETTINGS_OF: dict[Any, type] = {
     fedhyper.client.DeltaSGD: DeltaConstants,
     fedhyper.client.delta_sgd_rate: DeltaConstants,
     fedhyper.client.PolyakSGD: PolyakConstants,
+    fedhyper.torch.HyperServer: fedhyper.FedHyperG,
     fedhyper.client.polyak_rate: PolyakConstants,
 }
 
@@ -56,13 +59,21 @@ def parts() -> list[Part]:
     packages = (
         (fedhyper, "Rules, plans and the server's loop. Needs the standard library only."),
         (fedhyper.client, "What clients train with. Needs torch."),
+        (
+            fedhyper.torch,
+            "The server loop as an optimizer: [NVFlare](nvflare.md), [pfl](pfl.md). Needs torch.",
+        ),
         (fedhyper.flower, "A strategy for Flower, and the client's side of it. Needs the `[flower]` extra."),
     )
     found = [Part(p.__name__, about, {name: getattr(p, name) for name in p.__all__}) for p, about in packages]
     registers = {name: getattr(registry, name) for name in vars(registry) if name.startswith("register_")}
     found.append(Part("fedhyper.sim.registry", "Names of yours for configs: [extend.md](extend.md).", registers))
     about = "The simulator as a class. Needs the `[sim]` extra."
-    return [*found, Part("fedhyper.sim.simulation", about, {"Simulation": Simulation})]
+    found.append(Part("fedhyper.sim.simulation", about, {"Simulation": Simulation}))
+    return [
+        *found,
+        Part("fedhyper.lab.trackers", "Every round to a function: [trackers.md](trackers.md).", {"log": log}),
+    ]
 
 
 class Doc(NamedTuple):

@@ -188,9 +188,23 @@ def test_partition(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert json.loads(capsys.readouterr().out)["clients"] == 6
 
 
-def test_tensorboard(capsys: pytest.CaptureFixture[str], toml: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert "pip install 'fedhyper[tensorboard]'" in fails(capsys, 2, "run", toml, "--tensorboard")
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("command", [("run",), ("sweep", "seed=0..1")], ids=["run", "sweep"])
+def test_a_tracker_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str],
+    toml: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tracker: str,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.setitem(sys.modules, tracker, None)
+    name, *rest = command
+    said = fails(capsys, 2, name, toml, *rest, "--track", tracker)
+    assert f"{tracker} is not installed; run pip install 'fedhyper[{tracker}]'" in said
+
+
+def test_a_tracker_that_is_not_known(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert "--track wandbb is not known; did you mean 'wandb'?" in fails(capsys, 2, "run", toml, "--track", "wandbb")
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], toml: str) -> None:

@@ -110,6 +110,13 @@ def test_the_picture_is_what_its_script_draws() -> None:
     assert (ROOT / "docs/img/idea.svg").read_text(encoding="utf-8") == drawing
 
 
+def test_the_pictures_of_the_concepts_are_what_their_script_draws() -> None:
+    drawings = runpy.run_path(str(ROOT / "docs/img/make_concepts.py"))["DRAWINGS"]
+    assert {name: (ROOT / "docs/img" / name).read_text(encoding="utf-8") for name in drawings} == {
+        name: draw() for name, draw in drawings.items()
+    }
+
+
 API = runpy.run_path(str(ROOT / "docs/make_api.py"))
 
 

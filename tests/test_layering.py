@@ -16,8 +16,8 @@ import fedhyper
 PACKAGE = Path(__file__).parents[1] / "src" / "fedhyper"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# A module imports its own layer and those below; sim and flower, side by side on 3, not each other. A new module at
-# the top level has to be given its layer here.
+# A module imports its own layer and those below; sim, flower and nvflare, side by side on 3, not each other. A new
+# module at the top level has to be given its layer here.
 LAYERS = {
     "__init__": 1,
     "__main__": 4,
@@ -36,8 +36,10 @@ LAYERS = {
     "theory": 1,
     "client": 2,
     "storage": 2,
+    "torch": 2,
     "sim": 3,
     "flower": 3,
+    "nvflare": 3,
     "lab": 4,
 }
 RULES = ("schedulers", "baselines", "optimizers", "guard", "theory", "arrays")  # the rules; plans are made of them
@@ -195,7 +197,7 @@ def test_what_is_exported_exists() -> None:
 
 
 # The distribution that brings a module under another name.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python", "mlflow": "mlflow-skinny"}
 
 
 def declared() -> dict[str, set[str]]:

@@ -118,3 +118,15 @@ def test_averaged_is_the_mean_of_the_last_rounds_or_the_newest() -> None:
         server.step(np.ones(1))
         server.step(np.ones(1))
     assert (plain.averaged, mean.averaged) == (-2.0, -1.5)
+
+
+def test_statistics_are_averaged_with_the_examples_and_never_stepped() -> None:
+    server = Server(np.zeros(2), Pair(global_rule=Constant(lr=3.0)), statistics=np.zeros(1))
+    updates, statistics = [np.ones(2), np.ones(2), np.full(2, np.nan)], [np.ones(1), np.full(1, 5.0), np.full(1, 9.0)]
+    server.step(updates, examples=[3, 1, 1], statistics=statistics)
+    assert server.state.now.statistics == 2.0  # (3·1 + 1·5) / 4: not times the global rate, not the refused client's
+    assert server.weights.tolist() == [-3.0, -3.0]
+    server.step(np.ones(2))
+    assert server.state.now.statistics == 2.0  # nobody sent any
+    server.step(np.ones(2), statistics=np.full(1, 7.0))
+    assert server.state.now.statistics == 7.0

@@ -30,10 +30,11 @@ from fedhyper.plan import Plan
 class Server:
     """Both rates, momentum, rollback and the mean of the last rounds around one model: ``loop`` and its state.
 
-    weights    the model: one array, or a list or dict of arrays; NumPy or torch. Never written to
-    plan       decides the rates; None: ``auto()``, learning-rate-free
-    optimizer  makes a step of the clients' mean update; None: the plan's own choice
-    average    what ``averaged`` is; None: the plan's own choice
+    weights     the model: one array, or a list or dict of arrays; NumPy or torch. Never written to
+    plan        decides the rates; None: ``auto()``, learning-rate-free
+    optimizer   makes a step of the clients' mean update; None: the plan's own choice
+    average     what ``averaged`` is; None: the plan's own choice
+    statistics  averaged and never stepped, such as BatchNorm's, in the form of ``weights``; 0.0: there are none
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class Server:
         *,
         optimizer: ServerOptimizer | None = None,
         average: Averaging | None = None,
+        statistics: Array = 0.0,
     ) -> None:
         self.loop = ServerLoop(auto() if plan is None else plan, optimizer, average)
-        self.state: LoopState = self.loop.init(weights)
+        self.state: LoopState = self.loop.init(weights, statistics)
         self._rungs: list[int] = []  # what the clients of this round try out
 
     @property
@@ -89,6 +91,7 @@ class Server:
         train_loss: Sequence[float] | None = None,
         examples: Sequence[float] | None = None,
         sq_norm: float | None = None,
+        statistics: Array | None = None,
     ) -> Decision:
         """One round. What was done comes back: ``action`` is "step", "rollback" or "idle".
 
@@ -97,18 +100,19 @@ class Server:
         train_loss  each client's mean loss over its local steps, which says which of ``rates`` was best
         examples    each client's weight in the means; None: all alike
         sq_norm     with a mean: the mean of the clients' |before − after|², if you know it
+        statistics  each client's statistics after it trained, or their mean; None: they stay what they were
         """
         rungs, self._rungs = self._rungs, []
         if not self._is_list_of_clients(update):
             losses = () if loss is None else (float(loss),) if is_number(loss) else tuple(map(float, loss))  # type: ignore[arg-type]
             usable = all_finite(update)
-            report = RoundReport(update if usable else None, losses, sq_norm, refused=not usable)
+            report = RoundReport(update if usable else None, losses, sq_norm, statistics, refused=not usable)
         else:
             ladder, tried = self.loop.plan.ladder, None
             if ladder is not None and rungs and train_loss is not None:
                 first = None if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
                 tried = ladder.weigh(rungs, list(map(float, train_loss)), first)
-            report = _summed_up(list(update), loss, examples, tried)
+            report = _summed_up(list(update), loss, examples, tried, statistics)
         self.state, decision = self.loop.update(self.state, report)
         return decision
 
@@ -137,6 +141,7 @@ def _summed_up(
     losses: float | Sequence[float] | None,
     examples: Sequence[float] | None,
     tried: Tried | None,
+    statistics: Sequence[Array] | None,
 ) -> RoundReport:
     """The means over the clients whose update is finite, and that tried no rate far from the best."""
     shares = [1.0] * len(updates) if examples is None else [float(share) for share in examples]
@@ -153,12 +158,20 @@ def _summed_up(
     if not usable:
         return RoundReport(refused=refused)
     total = sum(shares[i] for i in usable)
-    delta = each(lambda x: x * (shares[usable[0]] / total), updates[usable[0]])
-    for i in usable[1:]:
-        delta = plus(delta, shares[i] / total, updates[i])
-    sq_norm = sum(shares[i] / total * float(inner(updates[i], updates[i])) for i in usable)
+    parts = {i: shares[i] / total for i in usable}
+    delta = _mean(updates, parts)
+    sq_norm = sum(part * float(inner(updates[i], updates[i])) for i, part in parts.items())
     votes = None if tried is None else tried.votes
-    return RoundReport(delta, tuple(given), sq_norm, refused=refused, votes=votes)
+    averaged = None if statistics is None else _mean(statistics, parts)
+    return RoundReport(delta, tuple(given), sq_norm, averaged, refused=refused, votes=votes)
+
+
+def _mean(values: Sequence[Array], parts: dict[int, float]) -> Array:
+    (first, part), *rest = parts.items()
+    mean = each(lambda x: x * part, values[first])
+    for i, part in rest:
+        mean = plus(mean, part, values[i])
+    return mean
 
 
 def _to_plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ _EXTRAS = {
     "sim": ("torch", "numpy", "pooch", "pydantic", "typer", "rich", "safetensors", "sklearn", "requests"),
     "report": ("altair", "vl_convert", "narwhals"),
     "flower": ("flwr", "ray"),
-    "tensorboard": ("tensorboard",),
+    **{name: (name,) for name in ("tensorboard", "wandb", "mlflow", "trackio")},
 }
 _BROKEN_PIPE = 141  # 128 + SIGPIPE: whoever read our output has gone
 

@@ -22,4 +22,10 @@ Imports = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="a module or file.py of yours to import first", show_default=False),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track", metavar="TRACKER", help="also log to tensorboard, wandb, mlflow or trackio", show_default=False
+    ),
+]
 NoReport = Annotated[bool, typer.Option("--no-report", help="do not write report.html")]

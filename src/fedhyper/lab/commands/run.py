@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedhyper.lab.commands.options import Device, Experiment, Imports, Json, NoReport, Out, Overrides, Quiet, Workers
+from fedhyper.lab.commands.options import (
+    Device,
+    Experiment,
+    Imports,
+    Json,
+    NoReport,
+    Out,
+    Overrides,
+    Quiet,
+    Track,
+    Workers,
+)
 from fedhyper.lab.outputs import default_out, say_report
 
 
@@ -23,7 +34,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
     no_report: NoReport = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also log for TensorBoard")] = False,
+    track: Track = None,
     imports: Imports = None,
 ) -> None:
     """Run one experiment.
@@ -37,7 +48,7 @@ def run(
     from fedhyper.lab.config.model import load_config
     from fedhyper.lab.plugins import check_imports, import_modules
     from fedhyper.lab.running.display import make_display
-    from fedhyper.lab.running.progress import Listener
+    from fedhyper.lab.trackers import Tracking
 
     if engine == "flower":
         from fedhyper.lab.running.flower_engine import run_experiment
@@ -49,11 +60,7 @@ def run(
     if resume:
         check_imports(target)
     config = load_config(experiment, overrides or ())
-    display: Listener = make_display(quiet=quiet, as_json=as_json)
-    if tensorboard:
-        from fedhyper.lab.running.tensorboard import TensorBoard
-
-        display = TensorBoard(display)
+    display = Tracking(make_display(quiet=quiet, as_json=as_json), track or ())
     run_experiment(config, target, resume=resume, workers=workers, device=device, display=display)
     if not no_report:
         say_report(target, quiet=quiet or as_json)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedhyper.lab.commands.options import Device, Experiment, Imports, Json, NoReport, Out, Quiet
+from fedhyper.lab.commands.options import Device, Experiment, Imports, Json, NoReport, Out, Quiet, Track
 from fedhyper.lab.outputs import print_table, say_report
 
 
@@ -21,6 +21,7 @@ def sweep(
     quiet: Quiet = False,
     as_json: Json = False,
     no_report: NoReport = False,
+    track: Track = None,
     imports: Imports = None,
 ) -> int:
     """Run a grid of experiments. The same command continues it, whatever ended it.
@@ -32,7 +33,9 @@ def sweep(
     from fedhyper.lab.sweep.display import make_sweep_display
     from fedhyper.lab.sweep.grid import make_cells, parse_axes
     from fedhyper.lab.sweep.run import run_sweep
+    from fedhyper.lab.trackers import check_trackers
 
+    check_trackers(track or ())
     target = out or Path("runs") / f"{experiment.stem}-sweep"
     import_modules(imports or ())
     for started in (target / "cells").glob("*/env.json"):
@@ -46,6 +49,7 @@ def sweep(
         description={"experiment": experiment.name, "axes": grid, "fixed": fixed},
         jobs=jobs,
         device=device,
+        track=track or (),
         display=make_sweep_display(quiet=quiet, as_json=as_json),
     )
     if not quiet and not as_json:

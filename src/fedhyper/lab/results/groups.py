@@ -20,7 +20,7 @@ NOT_SCIENCE = frozenset(
     (
         *("seed", "name", "out", "workers", "threads", "device", "engine", "eval_every", "checkpoint_every"),
         *("client_metrics", "max_bad_rounds"),
-        *("resume", "quiet", "json", "tensorboard"),
+        *("resume", "quiet", "json", "track"),
     )
 )
 _JAVASCRIPT = frozenset(

@@ -113,11 +113,13 @@ def run_sweep(
     description: dict[str, Any],
     jobs: int | None = None,
     device: str = "cpu",
+    track: Sequence[str] = (),
     display: SweepListener,
 ) -> list[Outcome]:
     """Run ``cells`` in ``out``; how each ended comes back, in their order.
 
-    ``jobs`` cells run at a time (None: as many as there are cores), each with its share of the cores.
+    ``jobs`` cells run at a time (None: as many as there are cores), each with its share of the cores;
+    each is followed by the trackers named in ``track``.
     """
     with disk_errors(out):
         _refuse_foreign(out)
@@ -129,7 +131,7 @@ def run_sweep(
         pending = deque(cell for cell in cells if cell.name not in outcomes)
         jobs = max(1, min(jobs or cores(), len(pending)))
         display.begin(len(cells), len(outcomes), jobs)
-        pool = _Pool(out, jobs, device, display, signals)
+        pool = _Pool(out, jobs, device, track, display, signals)
         try:
             for outcome in pool.run(pending):
                 outcomes[outcome.cell.name] = outcome
@@ -176,9 +178,11 @@ def _refuse_foreign(out: Path) -> None:
 
 
 class _Pool:
-    def __init__(self, out: Path, jobs: int, device: str, display: SweepListener, signals: Signals) -> None:
-        self.out, self.jobs, self.device, self.display, self.signals = out, jobs, device, display, signals
-        self.threads = max(1, cores() // jobs)
+    def __init__(
+        self, out: Path, jobs: int, device: str, track: Sequence[str], display: SweepListener, signals: Signals
+    ) -> None:
+        self.out, self.jobs, self.display, self.signals = out, jobs, display, signals
+        self.order = {"workers": max(1, cores() // jobs), "device": device, "track": list(track)}
         self.selector = selectors.DefaultSelector()
         self.workers: list[_Worker] = []
         self.attempts: Counter[str] = Counter()
@@ -204,8 +208,7 @@ class _Pool:
         self.attempts[cell.name] += 1
         self.running[cell.name] = (0, cell.config.rounds, None)
         path = str(self.out / "cells" / cell.name)
-        order = {"config": cell.config.values(), "out": path, "workers": self.threads, "device": self.device}
-        idle.send(cell, order)
+        idle.send(cell, {"config": cell.config.values(), "out": path, **self.order})
 
     def _hear(self, worker: _Worker, pending: deque[Cell]) -> Iterator[Outcome]:
         messages = worker.messages()

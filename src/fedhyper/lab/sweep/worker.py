@@ -23,6 +23,7 @@ from fedhyper.lab.plugins import import_inherited
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.progress import Record, Silent
 from fedhyper.lab.running.run import Run, run_experiment
+from fedhyper.lab.trackers import Tracking
 
 _INTERVAL = 0.2  # seconds between two messages about rounds
 _PR_SET_PDEATHSIG = 1
@@ -52,8 +53,9 @@ def run_cell(order: dict[str, Any], out: IO[str]) -> dict[str, Any]:
     try:
         import_inherited()
         config = make_config(order["config"], str(path))
+        display = Tracking(_Report(out), order["track"])
         summary = run_experiment(
-            config, path, resume=path.exists(), workers=order["workers"], device=order["device"], display=_Report(out)
+            config, path, resume=path.exists(), workers=order["workers"], device=order["device"], display=display
         )
     except TrainingStopped as error:
         return {"done": "diverged", "message": str(error), "exit_code": 0}

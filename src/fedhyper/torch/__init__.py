@@ -1,0 +1,12 @@
+"""FedHyper as a ``torch.optim.Optimizer`` for the server: one class for every engine that has a slot for one."""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:  # pragma: no cover - depends on the installation
+    raise ImportError("fedhyper.torch needs torch: pip install 'fedhyper[sim]'") from error
+
+from fedhyper.torch.hyper_server import HyperServer
+
+__all__ = ["HyperServer"]
