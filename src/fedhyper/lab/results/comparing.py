@@ -22,9 +22,19 @@ def same_problem(one: Group, other: Group) -> bool:
     return all(as_label(one.settings.get(key)) == as_label(other.settings.get(key)) for key in keys)
 
 
+def fedavg_groups(group: Group, groups: Sequence[Group]) -> list[Group]:
+    """The FedAvg groups this one may be measured against, whatever their rates; none for a FedAvg group itself."""
+    if group.method == "fedavg":
+        return []
+    return [g for g in groups if g.method == "fedavg" and same_problem(group, g)]
+
+
 def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
-    """The FedAvg groups this one may be measured against, those with its own initial rates if there are any."""
-    candidates = [g for g in groups if g.method == "fedavg" and g is not group and same_problem(group, g)]
+    """The FedAvg groups whose cost this one's is measured against: those with its own initial rates if there are any.
+
+    For accuracies take ``fedavg_groups`` and the best of them: FedAvg at the same bad rate is no rival.
+    """
+    candidates = fedavg_groups(group, groups)
     same_rates = [
         g for g in candidates if all(g.settings.get(k) == group.settings.get(k) for k in ("local_lr", "global_lr"))
     ]
