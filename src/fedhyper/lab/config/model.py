@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedhyper.errors import UserError, did_you_mean, printable, shown
-from fedhyper.lab.config.explain import explain
+from fedhyper.lab.config.explain import blamed, explain
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
 from fedhyper.sim.keywords import Later, checked_options, keyword_options
@@ -160,10 +160,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def make_config(values: dict[str, Any], source: str = "config", overridden: Iterable[str] = ()) -> Config:
     """The config with these values; ``overridden`` keys came from the command line, and errors say so."""
+    if values.get("method") == "auto":  # its name in Python, in papers' tables and in our own documents
+        raise UserError(
+            f"{'command line' if 'method' in overridden else source}: method 'auto' is called fedhyper here"
+        )
     try:
         return Config.model_validate(values)
     except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise UserError(f"{blamed(str(error), source, overridden)}: {error}") from error
     except ValidationError as error:
         raise UserError(explain(error, source, overridden, list(Config.model_fields))) from None
 

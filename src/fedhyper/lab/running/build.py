@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=1)  # the cells of a sweep share their data
-def _load_task(name: str, subset: int) -> Task:
-    from fedhyper.sim.data.tasks import load_task
+def load_task(name: str, subset: int) -> Task:
+    """The data of a task; those of the last one asked for are kept. ``subset`` 0 means all of them."""
+    from fedhyper.sim.data import tasks
 
-    return load_task(name, subset=subset or None)
+    return tasks.load_task(name, subset=subset or None)
 
 
 def make_partition(config: Config) -> tuple[Task, Partition]:
     """The data of an experiment and who holds what."""
     from fedhyper.sim.data.partition import make_partition as split
 
-    task = _load_task(config.task, config.subset)
+    task = load_task(config.task, config.subset)
     partition = split(
         config.partition.kind,
         task.labels,

@@ -44,7 +44,7 @@ class Run:
     ) -> None:
         self.config, self.out = config, Path(out)
         self.progress = Progress(config.target_accuracy)
-        self.status = "running"
+        self.summary: Summary = {}  # as it was last written
         self._abandoned = False
         if resume and not self.out.exists():
             raise CheckpointRefused(f"there is nothing to resume in {self.out}; leave --resume out to start")
@@ -164,14 +164,13 @@ class Run:
         self.checkpoint()
         self._write_summary("interrupted")
         return Interrupted(
-            number, f"interrupted after round {self.round} of {self.config.rounds}; add --resume to go on"
+            number, f"interrupted after round {self.round} of {self.config.rounds}; the same command goes on"
         )
 
     def _write_summary(self, status: Literal["running", "finished", "interrupted", "diverged"]) -> Summary:
-        self.status = status
-        summary = self.progress.summary(status, self.sim.weights_sha256())
-        self.files.write_json("summary.json", summary)
-        return summary
+        self.summary = self.progress.summary(status, self.sim.weights_sha256())
+        self.files.write_json("summary.json", self.summary)
+        return self.summary
 
 
 def run_experiment(
@@ -205,4 +204,5 @@ def run_experiment(
         except AbandonRound:
             raise run.interrupt(signals.received) from None
         finally:
-            display.end(run, run.progress.summary(run.status, ""))
+            # Not what was last written: an error may have come between the last rounds and their summary.
+            display.end(run, run.summary | run.progress.summary(run.summary["status"], run.summary["weights_sha256"]))
