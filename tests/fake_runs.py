@@ -121,8 +121,8 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too, but TOML wants DEL escaped and knows no \/.
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+    # JSON's strings, numbers and booleans are TOML's too, but TOML wants DEL escaped and no half of a pair.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def write_json(path: Path, value: Any) -> None:

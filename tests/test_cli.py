@@ -151,9 +151,12 @@ def test_run_resume_and_exit_codes(capsys: pytest.CaptureFixture[str], toml: str
         assert "seed (4, not 3)" in other
     thesis = Path("runs/tiny/seed=3/thesis.tex")
     thesis.write_text("not ours")
-    assert call("run", toml, "seed=4", "--out", "runs/tiny/seed=3", "--fresh", "--no-report", "--quiet") == 0
+    fresh = ("run", toml, "seed=4", "--out", "runs/tiny/seed=3", "--fresh", "--no-report", "--quiet")
+    assert "also holds thesis.tex" in fails(capsys, 2, *fresh)
+    assert len(Path("runs/tiny/seed=3/metrics.jsonl").read_text().splitlines()) == 5, "nothing was deleted"
+    thesis.unlink()
+    assert call(*fresh) == 0
     assert len(Path("runs/tiny/seed=3/metrics.jsonl").read_text().splitlines()) == 3
-    assert thesis.read_text() == "not ours"
     assert "nothing to resume" in fails(capsys, 4, "run", toml, "--resume")
     diverging = ("method=fedprox", "options.mu=1e6", "local_lr=1e6", "rounds=9", "max_bad_rounds=2", "batch_size=8")
     assert call("run", toml, *diverging, "--no-report") == 3

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Self
 
-from fedhyper.errors import CheckpointRefused, UserError
+from fedhyper.errors import CheckpointRefused, UserError, printable
 from fedhyper.lab.config.model import Config, dump, make_config
 from fedhyper.lab.config.toml import read_toml
 from fedhyper.storage import checkpoint
@@ -185,10 +185,14 @@ def holds_run(path: Path) -> bool:
 
 
 def discard_run(path: Path) -> None:
-    """Delete the files of the run in ``path``, and nothing else that may lie there; refused while it is being run."""
+    """Delete the run in ``path``; refused while it is being run, and where there are files that are not a run's."""
     if not holds_run(path):
         return
     with disk_errors(path):
+        foreign = set(os.listdir(path)) - {*_FILES, *_OWN, "config.toml", "tensorboard"}
+        if foreign := {name for name in foreign if not name.endswith(".tmp")}:
+            others = ", ".join(sorted(foreign)[:3])
+            raise UserError(f"--fresh: {path} also holds {printable(others)}; move that, or choose another --out")
         held = lock(path)
         try:
             for name in ("checkpoint", "tensorboard"):
