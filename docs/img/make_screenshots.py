@@ -13,7 +13,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DIGITS = str(HERE.parents[1] / "experiments" / "digits.toml")
-COMPARISON = "model=mlp batch_size=16 rounds=30 local_lr=0.03 method=fedavg,fedexp,fedhyper,fedhyper-g+cl seed=0..2"
+COMPARISON = (
+    "model=mlp batch_size=16 rounds=30 local_lr=0.03 method=fedavg,fedexp,fedhyper,fedhyper-g+cl seed=0..2 "
+    "fedavg:local_lr=0.03,0.3"  # FedAvg also at a rate that suits it
+)
 SWEEP = "rounds=30 local_lr=0.0001,0.001,0.01,0.1,1.0 global_lr=0.1,0.5,1.0,2.0,10.0 method=fedavg,fedexp,fedhyper"
 PICTURES = {  # file: sweep, width and height of the window, colours
     "report-comparison.png": (COMPARISON, 1200, 1150, "light"),
