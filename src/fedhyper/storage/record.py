@@ -29,6 +29,7 @@ class RoundRecord(TypedDict):
     clients_rejected: int  # replies that were refused
     reject_reasons: dict[str, int]  # reason → how many replies
     rollback: bool  # whether the weights went back to the last good ones
+    validation_accuracy: NotRequired[float | None]  # on what the server holds out; None: not evaluated
     client_accuracy: NotRequired[list[float]]  # on each client's own data, in client order
 
 

@@ -86,6 +86,9 @@ class Config(Strict):
     carry: bool = Field(False, description="CL: a round starts from the clients' last rates, not from local_lr")
     norm_cap: float = Field(0.0, ge=0, le=1e6, description="longest update, in medians of the round; 0 = off")
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
+    validation: float = Field(
+        0.0, ge=0, le=0.5, description="share of the training data the server keeps to decide when to stop; 0 = none"
+    )
     engine: Literal["fast", "sequential"] = Field("fast", description="sequential is the slow twin")
     eval_every: Count = Field(10, description="rounds between evaluations on the test set; the last round always is")
     client_metrics: bool = Field(False, description="also evaluate on each client's own data, at the same rounds")

@@ -12,7 +12,7 @@ from fedhyper.lab.results.stored import StoredRun
 SAME_PROBLEM = ("task", "model", "model_options", "subset", "partition")
 SAME_BUDGET = (
     *("rounds", "clients", "clients_per_round", "local_epochs", "local_steps", "batch_size"),
-    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "dtype"),
+    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "validation", "dtype"),
 )
 
 

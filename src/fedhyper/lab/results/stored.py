@@ -77,7 +77,8 @@ class StoredRun:
         target, seconds = self.target_accuracy, 0.0
         for record in self.rounds if target is not None else ():
             seconds += seconds_of(record)
-            if record.get("accuracy") is not None and record["accuracy"] >= target:
+            judged = record.get("validation_accuracy", record.get("accuracy"))  # as the run itself judged
+            if judged is not None and judged >= target:
                 return int(record["round"]), seconds
         return None
 

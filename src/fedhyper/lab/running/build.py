@@ -33,17 +33,37 @@ def load_task(name: str, subset: int) -> Task:
 def make_partition(config: Config) -> tuple[Task, Partition]:
     """The data of an experiment and who holds what."""
     from fedhyper.sim.data.partition import make_partition as split
+    from fedhyper.sim.data.tasks import hold_out
 
     task = load_task(config.task, config.subset)
+    if config.validation:
+        task = hold_out(task, config.validation, config.seed)
+    kept = len(task.train_x) - held_out(config, task)
     partition = split(
         config.partition.kind,
-        task.labels,
+        task.labels[:kept],
         config.clients,
         seed=config.seed,
         groups=task.groups,
         **config.partition.model_dump(exclude={"kind"}),
     )
     return task, partition
+
+
+def held_out(config: Config, task: Task) -> int:
+    """How many training examples, the last ones, no client gets: the server's own, to decide when to stop."""
+    return max(1, round(config.validation * len(task.train_x))) if config.validation else 0
+
+
+def validation_set(config: Config, task: Task) -> Partition:
+    """The examples that are held out, as a partition with one client."""
+    import numpy as np
+
+    from fedhyper.sim.data.partition import Partition
+
+    n = len(task.train_x)
+    count = held_out(config, task)
+    return Partition("validation", np.arange(n - count, n), np.array([0, count]))
 
 
 def make_simulation(config: Config, *, workers: int | None = None, device: str = "cpu") -> Simulation:

@@ -16,7 +16,7 @@ import fedhyper
 from fedhyper.errors import CheckpointRefused, TrainingStopped
 from fedhyper.lab.config.identity import config_hash
 from fedhyper.lab.config.model import Config
-from fedhyper.lab.running.build import library_version, make_simulation
+from fedhyper.lab.running.build import library_version, make_simulation, validation_set
 from fedhyper.lab.running.directory import RunDirectory
 from fedhyper.lab.running.interrupt import AbandonRound, Interrupted, Signals
 from fedhyper.lab.running.opening import known_config, open_run
@@ -115,6 +115,11 @@ class Run:
         if evaluate and self.config.client_metrics:
             started = time.perf_counter()
             record["client_accuracy"] = self.sim.client_accuracy()
+            record["seconds_evaluate"] += time.perf_counter() - started
+        if self.config.validation:
+            started = time.perf_counter()
+            held = self.sim.client_accuracy(validation_set(self.config, self.sim.task)) if evaluate else [None]
+            record["validation_accuracy"] = held[0]
             record["seconds_evaluate"] += time.perf_counter() - started
         return record
 

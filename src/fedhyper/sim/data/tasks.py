@@ -111,6 +111,25 @@ class Task:
         return dataclasses.replace(self, train_x=self.train_x[rows], train_y=self.train_y[rows], groups=groups)
 
 
+def hold_out(task: Task, share: float, seed: int) -> Task:
+    """``task`` with the ``share`` of its training examples that ``seed`` draws moved to the end, out of all groups.
+
+    Whoever splits the data leaves them out; they stay in ``train_x``, where an engine can score them.
+    """
+    n = len(task.train_x)
+    count = max(1, round(share * n))
+    order = generator(seed, "validation").permutation(n)
+    kept, held = np.sort(order[count:]), np.sort(order[:count])
+    groups = None
+    if task.groups is not None:
+        place = np.full(n, -1)
+        place[kept] = np.arange(len(kept))
+        mapped = (place[group] for group in task.groups)
+        groups = tuple(group[group >= 0] for group in mapped if (group >= 0).any())
+    rows = torch.from_numpy(np.concatenate([kept, held]))
+    return dataclasses.replace(task, train_x=task.train_x[rows], train_y=task.train_y[rows], groups=groups)
+
+
 def load_task(name: str, *, subset: int | None = None) -> Task:
     """The task of this name, whole or with ``subset`` training examples."""
     entry = TASKS.get(name)
