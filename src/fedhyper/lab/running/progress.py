@@ -71,7 +71,7 @@ class Progress:
         if accuracy is None:
             return
         self.final_accuracy, self.final_loss = accuracy, record["test_loss"]
-        judged: float = record.get(
+        judged: Any = record.get(
             "validation_accuracy", accuracy
         )  # whoever holds data out does not choose on the test set
         if self.best_judged is None or judged > self.best_judged:
