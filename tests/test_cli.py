@@ -263,6 +263,15 @@ def test_a_missing_extra_is_a_hint(toml: str, package: str, extra: str, argument
     assert done.stderr.count("\n") == 1
 
 
+def test_clients_without_torch_is_a_hint() -> None:
+    script = "import sys; sys.modules['torch'] = None; from fedhyper.client import HyperSGD"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "fedhyper.client.HyperSGD needs torch, which is not installed; pip install 'fedhyper[sim]'"
+    )
+
+
 def test_help_does_not_wait_for_torch() -> None:
     script = (
         "import sys\nfrom fedhyper.lab.cli import main\n"

@@ -71,9 +71,8 @@ class Progress:
         if accuracy is None:
             return
         self.final_accuracy, self.final_loss = accuracy, record["test_loss"]
-        judged: Any = record.get(
-            "validation_accuracy", accuracy
-        )  # whoever holds data out does not choose on the test set
+        # Whoever holds data out does not choose on the test set.
+        judged: Any = record.get("validation_accuracy", accuracy)
         if self.best_judged is None or judged > self.best_judged:
             self.best_judged, self.best_accuracy, self.since_best = judged, accuracy, 0
         else:
