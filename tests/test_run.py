@@ -626,6 +626,23 @@ def test_what_is_held_out_is_trained_on_by_nobody_and_decides_when_to_stop(tmp_p
     assert summary["rounds_to_target"] == (reached[0] if reached else None)
 
 
+def test_natural_clients_lose_what_is_held_out() -> None:
+    import numpy as np
+    import torch
+
+    from fedhyper.sim.data.tasks import Task
+
+    x, y = torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torch.int64)
+    task = Task("t", x, y, x, y, classes=1, groups=(np.arange(4), np.arange(4, 10)))
+    held = task.hold_out(3, seed=0)
+    assert held.groups is not None
+    assert [len(group) for group in held.groups][-1] == 3
+    assert sorted(np.concatenate(held.groups)) == list(range(10))
+    assert sorted(held.train_x[:, 0].tolist()) == x[:, 0].tolist(), "the same examples, the last three held out"
+    for before, after in zip(task.groups or (), held.groups, strict=False):
+        assert set(held.train_x[after, 0].tolist()) <= set(x[before, 0].tolist()), "nobody gets another's examples"
+
+
 def test_a_validation_set_continues_and_is_part_of_what_a_run_is(tmp_path: Path) -> None:
     whole = run_experiment(tiny(validation=0.1), tmp_path / "whole")
     run_experiment(tiny(validation=0.1, rounds=2), tmp_path / "parts")

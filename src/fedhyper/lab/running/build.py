@@ -33,18 +33,19 @@ def load_task(name: str, subset: int) -> Task:
 def make_partition(config: Config) -> tuple[Task, Partition]:
     """The data of an experiment and who holds what."""
     from fedhyper.sim.data.partition import make_partition as split
-    from fedhyper.sim.data.tasks import hold_out
 
     task = load_task(config.task, config.subset)
-    if config.validation:
-        task = hold_out(task, config.validation, config.seed)
-    kept = len(task.train_x) - held_out(config, task)
+    count = held_out(config, task)
+    groups = task.groups
+    if count:
+        task = task.hold_out(count, config.seed)
+        groups = task.groups and task.groups[:-1]
     partition = split(
         config.partition.kind,
-        task.labels[:kept],
+        task.labels[: len(task.train_x) - count],
         config.clients,
         seed=config.seed,
-        groups=task.groups,
+        groups=groups,
         **config.partition.model_dump(exclude={"kind"}),
     )
     return task, partition
