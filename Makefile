@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup browser demo test test-slow test-flower test-engines docs lint coverage mutants golden bench bench-robustness clean
+.PHONY: help setup browser demo test test-slow test-flower test-engines test-install docs lint coverage mutants golden bench bench-robustness clean
 
 help:
-	@echo "make demo | test | test-slow | test-flower | test-engines | docs | lint | coverage | mutants | golden | bench | bench-robustness | clean"
+	@echo "make demo | test | test-slow | test-flower | test-engines | test-install | docs | lint | coverage | mutants | golden | bench | bench-robustness | clean"
 
 setup: $(READY)
 
@@ -27,10 +27,10 @@ demo: $(READY)
 
 # -n 2: one process a core of the smallest machine we support; more cores make it faster with -n auto
 test: $(READY) browser lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not flower and not engines"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not flower and not engines and not install"
 
 test-slow: $(READY) browser
-	$(BIN)/python -m pytest -m "slow and not flower and not engines"
+	$(BIN)/python -m pytest -m "slow and not flower and not engines and not install"
 
 test-flower: $(READY)
 	$(BIN)/python -m pytest -m flower
@@ -72,6 +72,10 @@ docs: $(ENGINES)/docs/.ready
 	$(ENGINES)/docs/bin/sphinx-build -q -W --keep-going -b html docs build/site
 	@echo "build/site/index.html"
 
+# Every extra in an environment of its own, from the package index, with and without constraints.txt
+test-install: $(READY)
+	$(BIN)/python -m pytest -m install -n 0 -s tests/install
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,7 +84,7 @@ lint: $(READY)
 # Of the fast tests, the processes they start included. Not part of make test: it costs a quarter of its time.
 coverage: $(READY) browser
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist worksteal -m "not slow and not flower and not engines"
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal -m "not slow and not flower and not engines and not install"
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered
 

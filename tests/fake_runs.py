@@ -121,8 +121,8 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too, but TOML wants DEL escaped and knows no \/.
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+    # JSON's strings, numbers and booleans are TOML's too, but TOML wants DEL escaped and no half of a pair.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -171,11 +171,16 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def write_hostile(path: Path, text: str, **settings: Any) -> Path:
-    """A run with ``text`` in every place that holds a string, key and value, the directory's name included."""
+def write_hostile(path: Path, text: str, *, one_problem: bool = False, **settings: Any) -> Path:
+    """A run with ``text`` in every place that holds a string, key and value, the directory's name included.
+
+    With ``one_problem`` task, model and partition are ordinary, so that several such runs share their charts.
+    """
     name = "".join(c for c in text if c not in "/\x00").encode()[:120].decode("utf-8", "ignore")
     fields = {"task": text, "model": text, "method": text, "weighting": text, "sampling": text} | settings
     fields |= {text: text, "partition": {"kind": text, text: text}}
+    if one_problem:
+        fields |= {"task": "fmnist", "model": "cnn", "partition": {"kind": "iid"}}
     run = write_run(
         path / (name if name.strip(".") else "x"), **fields, rounds=6, clients=4, clients_measured=True, rejected=True
     )

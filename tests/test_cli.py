@@ -16,11 +16,12 @@ import pytest
 import fedhyper
 from fedhyper.lab.cli import main
 from fedhyper.lab.commands import run as run_command
-from fedhyper.lab.config.model import make_config
+from fedhyper.lab.config.model import load_config, make_config
 from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
 from fedhyper.lab.running.live import LiveTable
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.lab.running.words import duration, number, percent, sparkline
+from fedhyper.lab.starters import experiment_file, starters
 
 TINY = "rounds = 3\nclients = 6\nclients_per_round = 3\nmethod = 'fedavg'\neval_every = 1\n"
 
@@ -79,6 +80,15 @@ def test_python_m_fedhyper() -> None:
         (["run", "{}", "--device", "gpu"], "--device gpu is not known; use cpu, cuda or cuda:1"),
         (["run", "{}", "--device", "cuda:99"], "--device cuda:99 is not there; use cpu"),
         (["run", "missing.toml"], "cannot read missing.toml"),
+        (["run", "digts"], "neither a file nor an experiment of fedhyper; did you mean 'digits'?"),
+        (["run", "{}", "--resume", "--fresh"], "choose one"),
+        (["run", "{}", "alpha=0.3"], "command line: key 'alpha' is not known; write global_lr"),
+        (["run", "{}", "method=auto"], "command line: method 'auto' is called fedhyper here"),
+        (["run", "{}", "clients_per_round=300"], "command line: clients_per_round = 300 must not exceed"),
+        (["run", "{}", "method=fedavgg"], "command line: there is no method 'fedavgg'"),
+        (["run", "{}", "method=fedavgm", "options.momentun=0.9"], "command line: key 'options.momentun'"),
+        (["new", "tiny"], "tiny.toml exists"),
+        (["new", "other", "--like", "fmnst"], "did you mean 'fmnist'?"),
         (["run", "{}", "locl_lr=1"], "did you mean 'local_lr'?"),
         (["run", "{}", "local_lr=nan"], "command line: local_lr = nan must be a finite number"),
         (["run", "{}", "rounds=0"], "rounds = 0 must be at least 1"),
@@ -128,13 +138,26 @@ def test_run_resume_and_exit_codes(capsys: pytest.CaptureFixture[str], toml: str
     assert "round    3/3" in out
     assert "finished after round 3" in out
     assert "files in runs/tiny/seed=3" in out
-    assert "holds a run (finished)" in fails(capsys, 2, "run", toml, "seed=3")
-    assert call("run", toml, "seed=3", "rounds=5", "--resume", "--no-report", "--quiet") == 0
+    before = Path("runs/tiny/seed=3/metrics.jsonl").read_bytes()
+    assert call("run", toml, "seed=3", "--no-report") == 0  # finished: nothing is computed again
+    assert "continuing after round 3 of 3" in capsys.readouterr().out
+    assert Path("runs/tiny/seed=3/metrics.jsonl").read_bytes() == before
+    assert call("run", toml, "seed=3", "rounds=5", "--no-report", "--quiet") == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
     assert len(Path("runs/tiny/seed=3/metrics.jsonl").read_text().splitlines()) == 5
-    other = fails(capsys, 4, "run", toml, "seed=4", "--out", "runs/tiny/seed=3", "--resume")
-    assert "seed (4, not 3)" in other
+    assert "has 5 rounds already, more than rounds = 3" in fails(capsys, 2, "run", toml, "seed=3")
+    for how in ([], ["--resume"]):
+        other = fails(capsys, 4, "run", toml, "seed=4", "--out", "runs/tiny/seed=3", *how)
+        assert "seed (4, not 3)" in other
+    thesis = Path("runs/tiny/seed=3/thesis.tex")
+    thesis.write_text("not ours")
+    fresh = ("run", toml, "seed=4", "--out", "runs/tiny/seed=3", "--fresh", "--no-report", "--quiet")
+    assert "also holds thesis.tex" in fails(capsys, 2, *fresh)
+    assert len(Path("runs/tiny/seed=3/metrics.jsonl").read_text().splitlines()) == 5, "nothing was deleted"
+    thesis.unlink()
+    assert call(*fresh) == 0
+    assert len(Path("runs/tiny/seed=3/metrics.jsonl").read_text().splitlines()) == 3
     assert "nothing to resume" in fails(capsys, 4, "run", toml, "--resume")
     diverging = ("method=fedprox", "options.mu=1e6", "local_lr=1e6", "rounds=9", "max_bad_rounds=2", "batch_size=8")
     assert call("run", toml, *diverging, "--no-report") == 3
@@ -147,8 +170,25 @@ def test_json(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert call("run", toml, "--json", "--no-report") == 0
     *records, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert [record["round"] for record in records] == [1, 2, 3]
-    assert last["summary"]["status"] == "finished"
+    assert last["summary"] == json.loads(Path("runs/tiny/base/summary.json").read_text())
+    assert len(last["summary"]["weights_sha256"]) == 64
     assert records == [json.loads(line) for line in Path("runs/tiny/base/metrics.jsonl").read_text().splitlines()]
+
+
+def test_experiments_of_the_package(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("run", "digits", "rounds=1", "--no-report", "--quiet") == 0
+    assert Path("runs/digits/base/summary.json").is_file()
+    assert call("new", "mine", "--like", "fmnist") == 0
+    assert "fedhyper run mine.toml" in capsys.readouterr().out
+    assert 'task = "fmnist"' in Path("mine.toml").read_text()
+    for name in starters():
+        load_config(experiment_file(Path(name)))
+
+
+def test_a_repeated_run_is_named_after_its_run(toml: str) -> None:
+    assert call("run", toml, "seed=3", "rounds=1", "--no-report", "--quiet") == 0
+    assert call("run", "runs/tiny/seed=3/config.toml", "--no-report", "--quiet") == 0
+    assert Path("runs/tiny-seed=3/base/summary.json").is_file()
 
 
 def test_report_of_a_run(capsys: pytest.CaptureFixture[str], toml: str) -> None:
@@ -236,6 +276,15 @@ def test_a_missing_extra_is_a_hint(toml: str, package: str, extra: str, argument
     assert done.returncode == 2
     assert f"pip install 'fedhyper[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_clients_without_torch_is_a_hint() -> None:
+    script = "import sys; sys.modules['torch'] = None; from fedhyper.client import HyperSGD"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "fedhyper.client.HyperSGD needs torch, which is not installed; pip install 'fedhyper[sim]'"
+    )
 
 
 def test_help_does_not_wait_for_torch() -> None:

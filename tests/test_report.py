@@ -21,10 +21,12 @@ from fake_runs import HOSTILE, fake_partition, write_comparison, write_hostile, 
 from fedhyper.errors import StorageError, UserError
 from fedhyper.lab.results.comparing import baseline, comparability, unfinished
 from fedhyper.lab.results.curves import MAX_POINTS, bound_rows, curve_rows
-from fedhyper.lab.results.figures.make import make_figures
-from fedhyper.lab.results.groups import make_groups
+from fedhyper.lab.results.figures.make import make_figures, part_figures
+from fedhyper.lab.results.groups import copies, make_groups
 from fedhyper.lab.results.headline import headline
 from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.overlap import dashes
+from fedhyper.lab.results.parts import make_parts
 from fedhyper.lab.results.report import write_figures, write_report
 from fedhyper.lab.results.series import make_series
 from fedhyper.lab.results.stored import load_runs
@@ -158,6 +160,75 @@ def test_says_plainly_when_runs_cannot_be_compared(tmp_path: Path, change: dict[
     assert headline_table([tmp_path], "md").splitlines()[-1].endswith("| – | – |"), "no overhead across problems"
 
 
+def _final(run: Path, accuracy: float) -> Path:
+    """Make ``accuracy`` the last one that ``run`` measured."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["accuracy"] = accuracy
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_the_headline_compares_with_fedavg_at_its_best_rate(tmp_path: Path) -> None:
+    for name, settings, final in (
+        ("a", {"method": "fedavg", "local_lr": 0.001}, 0.20),
+        ("b", {"method": "fedavg", "local_lr": 0.1}, 0.88),
+        ("c", {"method": "fedhyper", "local_lr": 0.001}, 0.93),
+    ):
+        _final(write_run(tmp_path / name, rounds=3, **settings), final)
+    groups = make_groups(load_runs([tmp_path]))
+    title, why = headline(groups, make_series(groups)[0])
+    assert title == "fedhyper, local_lr 0.001 ends at 93.0 %, 5.0 points above fedavg, local_lr 0.1"
+    assert why.startswith("Compared with FedAvg's best of 2 settings.")
+    rows = {line.split(" | ")[0]: line for line in headline_table([tmp_path], "md").splitlines()[2:]}
+    assert rows["| fedavg, local_lr 0.001"].endswith("| – | – |"), "FedAvg has no overhead over FedAvg"
+    assert "%" in rows["| fedhyper, local_lr 0.001"].split("|")[-3]
+    _final(tmp_path / "b", 0.97)
+    groups = make_groups(load_runs([tmp_path]))
+    title, _ = headline(groups, make_series(groups)[0])
+    assert title == "fedavg, local_lr 0.1 ends at 97.0 %, 4.0 points above fedhyper, local_lr 0.001"
+
+
+def test_copies_of_a_run_are_one_run(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"seed{seed}", rounds=4, seed=seed)
+    shutil.copytree(tmp_path / "seed0", tmp_path / "copy")
+    runs = load_runs([tmp_path])
+    (group,) = make_groups(runs)
+    assert len(runs) == 3
+    assert len(group.runs) == 2
+    (said,) = copies(runs, [group])
+    assert said.startswith("Of 3 runs 1 repeats another's config and seed")
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "a copy is no further seed" in page
+    # of a run that was killed and its repetition the one that came to its end counts
+    (tmp_path / "seed0" / "summary.json").unlink()
+    (group,) = make_groups(load_runs([tmp_path]))
+    assert {run.name for run in group.runs} == {"copy", "seed1"}
+
+
+def test_tasks_and_lengths_have_parts_of_their_own(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedexp"):
+        write_run(tmp_path / f"{method} a", method=method, task="mnist", rounds=4)
+        write_run(tmp_path / f"{method} b", method=method, task="digits", rounds=4)
+        write_run(tmp_path / f"{method} c", method=method, task="digits", rounds=9)
+    parts = make_parts(load_runs([tmp_path]))
+    assert {part.title for part in parts} == {
+        "task mnist, rounds 4",
+        "task digits, rounds 4",
+        "task digits, rounds 9",
+    }
+    assert all([one.label for one in part.series] == ["fedavg", "fedexp"] for part in parts)
+    figures = part_figures(parts, legend=False)
+    drawn = {figure.key: {row["round"] for row in figure.chart.data["rows"]} for figure in figures if figure.by_series}
+    lengths = {max(rounds) for key, rounds in drawn.items() if key.endswith("accuracy-by-round")}
+    assert len({figure.key for figure in figures}) == len(figures)
+    assert lengths == {4, 9}
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert page.count('<section class="part">') == 3
+    assert "<h1>6 settings, side by side</h1>" in page
+    assert any("part2-" in path.name for path in write_figures([tmp_path], tmp_path / "figures", ["svg"]))
+
+
 def test_another_machine_or_partition_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rounds=3)
     other = write_run(tmp_path / "b", rounds=3, method="fedexp")
@@ -204,10 +275,7 @@ def test_the_page_of_one_run_says_what_its_start_cost(tmp_path: Path) -> None:
 def test_a_difference_within_the_spread_is_called_level(tmp_path: Path) -> None:
     for method, finals in {"fedavg": (0.70, 0.74), "fedexp": (0.71, 0.75)}.items():
         for seed, final in enumerate(finals):
-            run = write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, rounds=3)
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            lines[-1]["accuracy"] = final
-            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            _final(write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, rounds=3), final)
     groups = make_groups(load_runs([tmp_path]))
     title, why = headline(groups, make_series(groups)[0])
     assert title == "fedexp ends at 73.0 ± 2.8 %, level with fedavg"
@@ -313,6 +381,82 @@ def test_heat_maps_of_a_grid(tmp_path: Path) -> None:
     assert cells["0.001", "0.5"] == pytest.approx(100 * (mine.mean - theirs.mean))
     assert {"accuracy-map-1", "accuracy-map-2", "gain-map-1"} <= figures.keys()
     assert figures["accuracy-map-1"].title == "Accuracy of fedavg"
+
+
+def test_a_map_says_how_many_of_its_cells_are_one_run(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedhyper"):
+        for local_lr in (0.01, 0.1):
+            for global_lr in (0.5, 1.0):
+                name = f"{method} {local_lr} {global_lr}"
+                run = write_run(tmp_path / name, method=method, local_lr=local_lr, global_lr=global_lr, rounds=4)
+                if method == "fedhyper":  # it does not read the initial rates
+                    summary = json.loads((run / "summary.json").read_text()) | {"weights_sha256": "the same"}
+                    write_json(run / "summary.json", summary)
+    groups = make_groups(load_runs([tmp_path]))
+    figures = {f.title: f.caption for f in make_figures(groups, make_series(groups)[0], legend=False)}
+    assert "4 settings, one run: the others are the same bits." in figures["Accuracy of fedhyper"]
+    assert "same bits" not in figures["Accuracy of fedavg"]
+    assert "Best against best: " in figures["Gain of fedhyper over fedavg at the same rates"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "log", "said"),
+    [
+        ([2.0, 1.5, 1.0], False, ""),
+        ([2.3, 1.0, 0.1, 0.0, 0.0], False, ""),
+        ([2.3, 1.0, 0.1, 0.01, 0.0], True, "Values below 0.005 are drawn at the bottom."),
+        ([2.3, 1.0, 1.0, 1.0, 1e-12], True, "Values below 0.001 are drawn at the bottom."),
+        ([2.3, 1e9, 1e9], True, ""),
+    ],
+)
+def test_a_loss_near_zero_or_beyond_measure_leaves_the_chart_readable(
+    tmp_path: Path, losses: list[float], log: bool, said: str
+) -> None:
+    run = write_run(tmp_path / "run", rounds=len(losses))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = [line | {"train_loss": loss} for line, loss in zip(lines, losses, strict=True)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    groups = make_groups(load_runs([run]))
+    figure = {f.key: f for f in make_figures(groups, make_series(groups)[0], legend=False)}["train-loss-by-round"]
+    spec = json.dumps(figure.chart.to_dict())
+    assert ('"type": "log"' in spec) == log
+    assert said in figure.caption
+    assert ("drawn at the bottom" in figure.caption) == bool(said)
+
+
+def test_lines_on_each_other_are_striped() -> None:
+    rows = [{"s": s, "round": t, "y": float(t if s < 3 else 2 * t)} for s in range(4) for t in range(1, 11)]
+    # three lie on each other: the first is whole, each of the others leaves 8 pixels a turn to those beneath it
+    assert dashes(rows, "round", "y", count=4) == [[1, 0], [0, 8, 8, 8], [0, 16, 8, 0], [1, 0]]
+    assert dashes([row for row in rows if row["s"] in (0, 3)], "round", "y", count=4) is None
+    assert dashes([], "round", "y", count=4) is None
+
+
+def test_captions_say_only_what_the_runs_show(tmp_path: Path) -> None:
+    def captions(**settings: object) -> dict[str, str]:
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        for seed in range(2):
+            write_run(tmp_path / "runs" / str(seed), rounds=5, seed=seed, **settings)
+        groups = make_groups(load_runs([tmp_path / "runs"]))
+        return {f.key: f.caption for f in make_figures(groups, make_series(groups)[0], legend=False)}
+
+    assert captions(method="fedavg")["local-lr-by-round"] == "Log scale. Band: one standard deviation over seeds."
+    both = captions(method="fedhyper-g+cl")["local-lr-by-round"]
+    assert both.startswith("Log scale. Dashed: the bounds of fedhyper-g+cl.")
+    assert "slowest to the fastest client" in both
+    assert "hypergrad-by-round" not in captions(method="fedexp")
+
+
+def test_defaults_are_folded_and_choices_are_not(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rounds=3, local_lr=0.01)
+    write_run(tmp_path / "b", rounds=3, local_lr=0.5, method="fedhyper-g", options={"global_bound": 3.0})
+    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report.html").read_text()
+    shown, folded = page.partition("<h2>Settings</h2>")[2].partition("<h2>Runs</h2>")[0].split("<details>")
+    assert "settings at their defaults" in folded
+    for key, chosen in {"local_lr": True, "method": True, "rounds": True, "task": True, "batch_size": False}.items():
+        assert (f'<th scope="row">{key}</th>' in shown) == chosen, key
+        assert (f'<th scope="row">{key}</th>' in folded) == (not chosen), key
+    assert "options.global_bound" in folded, "a method's own default is no choice"
 
 
 def test_one_rate_gives_a_line_instead_of_a_map(tmp_path: Path) -> None:

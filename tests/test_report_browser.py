@@ -208,7 +208,7 @@ def test_prints_in_light_with_every_chart(browser: Any, comparison: Path) -> Non
 def test_hostile_strings_run_nothing(browser: Any, tmp_path: Path, start: int) -> None:
     texts = HOSTILE[start : start + 8]  # eight, so that each is a series of its own
     for index, text in enumerate(texts):
-        write_hostile(tmp_path / "runs" / str(index), text)
+        write_hostile(tmp_path / "runs" / str(index), text, one_problem=True)
     opened = visit(browser, write_report([tmp_path / "runs"], tmp_path / "report.html", title=texts[0]))
     charts = opened.charts()
     assert len(charts) >= 13
@@ -228,12 +228,34 @@ def test_hostile_strings_in_heat_maps_run_nothing(browser: Any, tmp_path: Path) 
         for local_lr in (0.01, 0.1):
             for global_lr in (0.5, 1.0):
                 rates = {"local_lr": local_lr, "global_lr": global_lr}
-                write_hostile(tmp_path / "runs" / f"{index} {local_lr} {global_lr}", text, **rates)
+                write_hostile(tmp_path / "runs" / f"{index} {local_lr} {global_lr}", text, one_problem=True, **rates)
     opened = visit(browser, write_report([tmp_path / "runs"], tmp_path / "report.html"))
     assert "accuracy-map-2" in [chart["id"] for chart in opened.charts()]
     _sweep_over(opened.page, "accuracy-map-1")
     opened.is_clean()
     opened.page.close()
+
+
+def test_parts_of_a_page_have_their_own_legends(browser: Any, tmp_path: Path) -> None:
+    for text in HOSTILE[2:4]:  # another task each
+        for method in ("fedavg", "fedexp"):
+            write_run(tmp_path / "runs" / f"{HOSTILE.index(text)}{method}", task=text, method=method, rounds=4)
+    opened = visit(browser, write_report([tmp_path / "runs"], tmp_path / "report.html"))
+    blue = "#0072B2"
+    assert opened.strokes("part1-accuracy-by-round", blue) == opened.strokes("part2-accuracy-by-round", blue) == 1
+    opened.page.locator('[data-part="1"][data-series="0"]').first.click()
+    gone = f'#part2-accuracy-by-round .mark-line path[stroke="{blue}"]'
+    opened.page.wait_for_selector(gone, state="detached")
+    assert opened.strokes("part1-accuracy-by-round", blue) == 1, "the other part keeps its line"
+    opened.is_clean()
+    opened.page.close()
+
+
+def test_a_table_wider_than_the_phone_says_so(browser: Any, comparison: Path) -> None:
+    for width, says in ((390, True), (1200, False)):
+        opened = visit(browser, comparison, width)
+        assert opened.page.locator(".more").first.is_visible() == says
+        opened.page.close()
 
 
 def _middle(page: Any, chart: str) -> tuple[float, float]:

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from fedhyper.errors import CheckpointRefused, StorageError, TrainingStopped, UserError
+from fedhyper.lab.config.identity import identity
 from fedhyper.lab.config.model import Config, make_config
 from fedhyper.lab.running import directory as runfiles
 from fedhyper.lab.running import interrupt
-from fedhyper.lab.running.build import make_simulation
+from fedhyper.lab.running.build import make_simulation, validation_set
 from fedhyper.lab.running.directory import read_config
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.progress import Record, Silent
@@ -614,3 +615,54 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pyt
             with pytest.raises(StorageError):
                 files.append_metrics({"round": 2, "accuracy": 0.5})
         assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before == b'{"round": 1}\n'
+
+
+# --- data held out by the server -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_what_is_held_out_is_trained_on_by_nobody_and_decides_when_to_stop(tmp_path: Path, model: str) -> None:
+    config = tiny(validation=0.2, model=model, eval_every=1, target_accuracy=0.3)
+    sim = make_simulation(config)
+    held = validation_set(config, sim.task)
+    n = len(sim.task.train_x)
+    assert n == 1437
+    assert held.sizes.tolist() == [287]
+    assert sorted([*sim.partition.indices, *held.indices]) == list(range(n)), "nobody's twice, and none is lost"
+    sim.close()
+    summary = run_experiment(config, tmp_path / "run")
+    lines = records(tmp_path / "run")
+    judged = [line["validation_accuracy"] for line in lines]
+    best = max(range(len(judged)), key=lambda i: judged[i])
+    assert all(0 <= value <= 1 for value in judged)
+    assert len({round(287 * value, 6) % 1 for value in judged} - {0.0, 1.0}) == 0, "whole examples of those held out"
+    assert summary["best_accuracy"] == lines[best]["accuracy"], "chosen on what was held out, told of the test set"
+    reached = [line["round"] for line in lines if line["validation_accuracy"] >= 0.3]
+    assert summary["rounds_to_target"] == (reached[0] if reached else None)
+
+
+def test_natural_clients_lose_what_is_held_out() -> None:
+    import numpy as np
+    import torch
+
+    from fedhyper.sim.data.tasks import Task
+
+    x, y = torch.arange(20.0).reshape(10, 2), torch.zeros(10, dtype=torch.int64)
+    task = Task("t", x, y, x, y, classes=1, groups=(np.arange(4), np.arange(4, 10)))
+    held = task.hold_out(3, seed=0)
+    assert held.groups is not None
+    assert [len(group) for group in held.groups][-1] == 3
+    assert sorted(np.concatenate(held.groups)) == list(range(10))
+    assert sorted(held.train_x[:, 0].tolist()) == x[:, 0].tolist(), "the same examples, the last three held out"
+    for before, after in zip(task.groups or (), held.groups, strict=False):
+        assert set(held.train_x[after, 0].tolist()) <= set(x[before, 0].tolist()), "nobody gets another's examples"
+
+
+def test_a_validation_set_continues_and_is_part_of_what_a_run_is(tmp_path: Path) -> None:
+    whole = run_experiment(tiny(validation=0.1), tmp_path / "whole")
+    run_experiment(tiny(validation=0.1, rounds=2), tmp_path / "parts")
+    parts = run_experiment(tiny(validation=0.1), tmp_path / "parts", resume=True)
+    assert parts["weights_sha256"] == whole["weights_sha256"]
+    with pytest.raises(CheckpointRefused, match="validation"):
+        run_experiment(tiny(rounds=9), tmp_path / "parts", resume=True)
+    assert "validation" not in identity(tiny()), "runs from before there was such a key go on"

@@ -17,8 +17,9 @@ import pytest
 from fedhyper.errors import CheckpointRefused, StorageError, UserError
 from fedhyper.lab.config.toml import read_toml
 from fedhyper.lab.running.run import run_experiment
+from fedhyper.lab.sweep.checking import check_cells
 from fedhyper.lab.sweep.display import SweepQuiet, closing, describe
-from fedhyper.lab.sweep.grid import MAX_NAME, Cell, cell_name, make_cells, parse_axes, parse_axis
+from fedhyper.lab.sweep.grid import MAX_NAME, Cell, Grid, cell_name, make_cells, parse_axes, parse_axis
 from fedhyper.lab.sweep.run import Outcome, ended_before, run_sweep
 from fedhyper.storage.files import lock, read_json
 
@@ -28,8 +29,7 @@ TINY: dict[str, Any] = {
 
 
 def cells(*axes: str, **changes: Any) -> list[Cell]:
-    fixed, grid = parse_axes(axes)
-    return make_cells(TINY | changes, fixed, grid, "x.toml")
+    return make_cells(TINY | changes, parse_axes(axes), "x.toml")
 
 
 # --- the grid ------------------------------------------------------------------------------------------------
@@ -68,6 +68,10 @@ def test_axes(text: str, values: list[Any]) -> None:
         ["local_lr=0.1,nan"],
         ["method=fedavg,fedhyperg"],
         ["clients_per_round=3,7"],
+        ["method=fedavg,fedavgm", "fedadam:seed=1,2"],
+        ["method=fedavg,fedavgm", "fedavgm:seed=1,2", "fedavgm:seed=3"],
+        ["method=fedavg,fedavgm", "fedavgm:method=fedavg"],
+        ["method=fedavg,fedavgm", "fedavg:options.momentum=0.8,0.9"],
         ["seed=0..999", "local_lr=" + ",".join(f"0.{i:03d}1" for i in range(1, 999))],
     ],
 )
@@ -82,6 +86,43 @@ def test_the_product_in_order() -> None:
     assert names == ["local_lr=0.1,seed=0", "local_lr=0.1,seed=1", "local_lr=1,seed=0", "local_lr=1,seed=1"]
     assert all(cell.config.rounds == 3 for cell in cells("seed=0..1", "rounds=3"))
     assert [cell.name for cell in cells("rounds=3")] == ["base"]
+
+
+def test_every_method_has_a_grid_of_its_own() -> None:
+    grid = cells(
+        "method=fedavg,fedavgm,fedhyper",
+        "local_lr=0.1,1",
+        "seed=7",
+        "fedavgm:options.momentum=0.8,0.9",
+        "fedavgm: local_lr=0.5",
+        "fedhyper:local_lr=0.01",
+    )
+    assert [cell.name for cell in grid] == [
+        "method=fedavg,local_lr=0.1",
+        "method=fedavg,local_lr=1",
+        "method=fedavgm,options.momentum=0.8",
+        "method=fedavgm,options.momentum=0.9",
+        "method=fedhyper",
+    ]
+    assert [cell.config.local_lr for cell in grid] == [0.1, 1.0, 0.5, 0.5, 0.01]
+    assert [cell.config.options.get("momentum") for cell in grid[2:4]] == [0.8, 0.9]
+    assert {cell.config.seed for cell in grid} == {7}
+    alone = cells("fedavg:local_lr=0.1,0.2")  # the config's own method
+    assert [cell.name for cell in alone] == ["local_lr=0.1", "local_lr=0.2"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        (["model=logistic,cn"], "cell model=cn: there is no model 'cn'"),
+        (["clients=6,5000"], "cell clients=5000: "),
+        (["model=logistic,mlp", "model_options.hidden=3"], "cell model=logistic: "),
+    ],
+)
+def test_what_cannot_be_built_is_said_before_the_first_cell(axes: list[str], says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_cells(cells(*axes))
+    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +185,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     # fedprox with these rates is infinite after one round: a result, not a failure
     bad = make_cells(
         TINY | {"method": "fedprox", "local_lr": 1e6, "options": {"mu": 1e6}, "max_bad_rounds": 2, "batch_size": 8},
-        {},
-        {},
+        Grid(),
         "x.toml",
     )
     grid = [*cells("seed=0..2"), *bad]
@@ -248,8 +288,7 @@ def test_kill_9_of_a_worker_and_of_the_sweep(tmp_path: Path) -> None:
     assert process.returncode == 0, err
     assert "4 cells: 4 finished" in out
     assert "Traceback" not in err
-    fixed, grid = parse_axes(["seed=0..3"])
-    for cell in make_cells(read_toml(tmp_path / "x.toml"), fixed, grid, "x")[:2]:
+    for cell in make_cells(read_toml(tmp_path / "x.toml"), parse_axes(["seed=0..3"]), "x")[:2]:
         run_experiment(cell.config, tmp_path / cell.name)
         assert weights(tmp_path / cell.name) == weights(tmp_path / "sweep" / "cells" / cell.name)
 

@@ -34,5 +34,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"fedhyper.client.{_HOMES[name]}"), name)
+        try:
+            return getattr(importlib.import_module(f"fedhyper.client.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            cure = f"fedhyper.client.{name} needs torch, which is not installed; pip install 'fedhyper[sim]'"
+            raise ModuleNotFoundError(cure, name="torch") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

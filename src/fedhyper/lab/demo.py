@@ -32,6 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "FedAvg, tuned": {"method": "fedavg", "local_lr": GOOD},
 }
 ROWS = 15
+SPARK = 8  # bars; six of them fit into 80 columns, and a column that does not fit loses its newest end
 EVERY = 10  # rounds between plain lines
 
 
@@ -54,8 +55,8 @@ def run_demo(out: Path | None, *, quiet: bool = False, report: bool = True) -> P
         print(
             "\nNext, with data of your own size:\n"
             "  fedhyper data fetch fmnist\n"
-            "  fedhyper run experiments/fmnist.toml\n"
-            "  fedhyper sweep experiments/fmnist.toml method=fedavg local_lr=0.0001,0.01,0.1 seed=0..2"
+            "  fedhyper run fmnist\n"
+            "  fedhyper sweep fmnist method=fedavg local_lr=0.0001,0.01,0.1 seed=0..2"
         )
     return directory
 
@@ -143,8 +144,8 @@ class _Live(_Lines):
             table.add_row(str(t + 1), *(cell for pair in pairs for cell in pair))
         lines: list[str] = []
         for rows in records.values():
-            lines.append(sparkline((r["accuracy"] for r in rows), 16))
-            lines.append(sparkline((r["local_lr"] for r in rows), 16, log=True))
+            lines.append(sparkline((r["accuracy"] for r in rows), SPARK))
+            lines.append(sparkline((r["local_lr"] for r in rows), SPARK, log=True))
         table.add_row("", *lines, style="bold")
         return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,15 @@ def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
     from fedhyper.lab.config.toml import parse_override
     from fedhyper.lab.sweep.grid import cell_name
 
-    return Path("runs") / experiment.stem / cell_name(parse_override(text) for text in overrides)
+    return Path("runs") / experiment_name(experiment) / cell_name(parse_override(text) for text in overrides)
+
+
+def experiment_name(experiment: Path) -> str:
+    """What the runs of a config are called: its file's name, or, for a run's ``config.toml``, that run's."""
+    if experiment.name != "config.toml":
+        return experiment.stem
+    inside = [part for part in experiment.parent.parts if part not in (os.sep, "..", "runs", "cells")]
+    return "-".join(inside[-2:]) or "config"
 
 
 def say_report(directory: Path, *, quiet: bool) -> Path | None:

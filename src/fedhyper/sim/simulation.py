@@ -290,10 +290,10 @@ class Simulation:
         loss, accuracy = self.engine.evaluate(_to_evaluate(state))
         return {"test_loss": loss, "accuracy": accuracy}
 
-    def client_accuracy(self) -> list[float]:
-        """The global model's accuracy on each client's own training data, in client order."""
+    def client_accuracy(self, partition: Partition | None = None) -> list[float]:
+        """The global model's accuracy on each client's own training data, in client order; ``partition`` says whose."""
         with one_thread():
-            return self.engine.accuracy_by_client(_to_evaluate(self._state), self.partition)
+            return self.engine.accuracy_by_client(_to_evaluate(self._state), partition or self.partition)
 
     def named_weights(self) -> dict[str, Tensor]:
         """What is evaluated, parameters and buffers by name, as ``model.load_state_dict`` takes them."""

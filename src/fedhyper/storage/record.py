@@ -30,6 +30,7 @@ class RoundRecord(TypedDict):
     reject_reasons: dict[str, int]  # reason → how many replies
     rollback: bool  # whether the weights went back to the last good ones
     start_trials: NotRequired[int]  # local rounds beyond one a client, in a round whose clients tried rates out
+    validation_accuracy: NotRequired[float | None]  # on what the server holds out; None: not evaluated
     client_accuracy: NotRequired[list[float]]  # on each client's own data, in client order
 
 

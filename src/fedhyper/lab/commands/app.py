@@ -17,6 +17,7 @@ from fedhyper.lab.commands.data import data_app
 from fedhyper.lab.commands.demo import demo
 from fedhyper.lab.commands.flower import flower_app
 from fedhyper.lab.commands.methods import methods
+from fedhyper.lab.commands.new import new
 from fedhyper.lab.commands.partition import partition
 from fedhyper.lab.commands.report import report
 from fedhyper.lab.commands.reproduce import reproduce
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _command in (demo, run, sweep, report, reproduce, partition, methods):
+for _command in (demo, new, run, sweep, report, reproduce, partition, methods):
     app.command()(_command)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")

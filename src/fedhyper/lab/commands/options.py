@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-Experiment = Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="the config", show_default=False)]
+Experiment = Annotated[
+    Path,
+    typer.Argument(
+        metavar="EXPERIMENT", help="a config file, or digits, mnist, fmnist, cifar10, shakespeare", show_default=False
+    ),
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[key=value]...", help="change the config", show_default=False)
 ]

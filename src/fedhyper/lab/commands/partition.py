@@ -20,15 +20,16 @@ def partition(
 ) -> None:
     """Who holds what: a table of the clients, and a picture.
 
-    fedhyper partition experiments/fmnist.toml partition.concentration=0.1 --figure partition.png
+    fedhyper partition fmnist partition.concentration=0.1 --figure partition.png
     """
     from fedhyper.lab.config.model import load_config
     from fedhyper.lab.plugins import import_modules
     from fedhyper.lab.results.partition_table import print_partition
     from fedhyper.lab.running.build import make_partition
+    from fedhyper.lab.starters import experiment_file
 
     import_modules(imports or ())
-    config = load_config(experiment, overrides or ())
+    config = load_config(experiment_file(experiment), overrides or ())
     _, split = make_partition(config)
     record = split.to_json()
     if as_json:

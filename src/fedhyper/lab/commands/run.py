@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from fedhyper.errors import UserError
 from fedhyper.lab.commands.options import (
     Device,
     Experiment,
@@ -25,7 +26,8 @@ def run(
     experiment: Experiment,
     overrides: Overrides = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run, or extend a finished")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run, never start one")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="delete the run that is there and start anew")] = False,
     workers: Workers = None,
     device: Device = "cpu",
     engine: Annotated[
@@ -37,17 +39,19 @@ def run(
     track: Track = None,
     imports: Imports = None,
 ) -> None:
-    """Run one experiment.
+    """Run one experiment. The same command goes on with it after an interruption, and with more rounds extends it.
 
-    fedhyper run experiments/fmnist.toml
+    fedhyper run digits
 
-    fedhyper run experiments/fmnist.toml method=fedexp seed=3 partition.concentration=0.1
+    fedhyper run fmnist method=fedexp seed=3 partition.concentration=0.1
 
-    fedhyper run experiments/fmnist.toml rounds=100 --resume
+    fedhyper run mine.toml rounds=100
     """
     from fedhyper.lab.config.model import load_config
     from fedhyper.lab.plugins import check_imports, import_modules
+    from fedhyper.lab.running.directory import discard_run, holds_run
     from fedhyper.lab.running.display import make_display
+    from fedhyper.lab.starters import experiment_file
     from fedhyper.lab.trackers import Tracking
 
     if engine == "flower":
@@ -55,11 +59,17 @@ def run(
     else:
         from fedhyper.lab.running.run import run_experiment
 
+    if resume and fresh:
+        raise UserError("--resume goes on with a run and --fresh deletes it; choose one")
+    experiment = experiment_file(experiment)
     target = out or default_out(experiment, overrides or ())
     import_modules(imports or ())
-    if resume:
-        check_imports(target)
     config = load_config(experiment, overrides or ())
+    if fresh:
+        discard_run(target)
+    elif holds_run(target):
+        resume = True
+        check_imports(target)
     display = Tracking(make_display(quiet=quiet, as_json=as_json), track or ())
     run_experiment(config, target, resume=resume, workers=workers, device=device, display=display)
     if not no_report:

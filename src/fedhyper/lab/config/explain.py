@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,25 +10,34 @@ from pydantic import ValidationError
 
 from fedhyper.errors import did_you_mean, nearest, printable, shown
 
-# What other libraries call it, where no spelling leads to ours.
-_MEANT = {
-    **dict.fromkeys(("lr", "learning_rate"), "'local_lr'"),
-    "optimizer": "'local_optimizer'",
-    "momentum": "'local_optimizer = \"momentum\"' (clients) or 'options.momentum' (the server)",
-    "nesterov": "'local_optimizer = \"nesterov\"'",
-    **dict.fromkeys(("grad_clip", "max_grad_norm"), "'clip_norm'"),
-}
 # A union adds the branch that failed to the place of an error.
 _BRANCHES = frozenset({"bool", "int", "float", "str"})
+# What people bring along from papers and other libraries.
+_MEANT = {
+    "alpha": "write global_lr for the server's rate (the paper's α), partition.concentration for Dirichlet's α",
+    "beta": "write local_lr for the clients' rate (the paper's β)",
+    **dict.fromkeys(("lr", "learning_rate"), "did you mean 'local_lr'?"),
+    "optimizer": "did you mean 'local_optimizer'?",
+    "momentum": "did you mean 'local_optimizer = \"momentum\"' (clients) or 'options.momentum' (the server)?",
+    "nesterov": "did you mean 'local_optimizer = \"nesterov\"'?",
+    **dict.fromkeys(("grad_clip", "max_grad_norm"), "did you mean 'clip_norm'?"),
+}
 
 
 def explain(error: ValidationError, source: str, overridden: Iterable[str], keys: list[str]) -> str:
     """The first error, and how many more. ``keys`` are what a config has; the command line changed ``overridden``."""
     first, *more = error.errors()
     key = ".".join(_place(first))
-    where = "command line" if key in set(overridden) else source
+    cause = _cause(key, first, keys)
+    where = blamed(cause, source, overridden) if not key else "command line" if key in set(overridden) else source
     several = more and first["type"] != "union" and len({_place(one) for one in error.errors()}) > 1
-    return f"{where}: {_cause(key, first, keys)}" + (f" (and {len(more)} more)" if several else "")
+    return f"{where}: {cause}" + (f" (and {len(more)} more)" if several else "")
+
+
+def blamed(message: str, source: str, overridden: Iterable[str]) -> str:
+    """Whose fault a message about several keys is: the command line's if it changed one that the message names."""
+    said = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message))
+    return "command line" if said & set(overridden) else source
 
 
 def _place(error: Any) -> tuple[str, ...]:
@@ -39,7 +49,7 @@ def _cause(key: str, error: Any, keys: list[str]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "extra_forbidden":
-        meant = f"did you mean {_MEANT[key]}?" if key in _MEANT else did_you_mean(key, keys)
+        meant = _MEANT.get(key.rpartition(".")[2]) or did_you_mean(key, keys)
         return f"key '{printable(key)}' is not known; {meant}"
     value = error["input"]
     if key.startswith(("options.", "model_options.")):

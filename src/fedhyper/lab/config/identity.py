@@ -23,13 +23,17 @@ CHANGEABLE = frozenset(
 )
 
 
+# Keys that came after the first checkpoints, with the value that changes nothing: runs from before still continue.
+_LATER = {"validation": 0.0}
+
+
 def identity(config: Config) -> dict[str, Any]:
     """The values that determine every round, flat: what a continuation must have in common with its run."""
     flat: dict[str, Any] = {}
     for key, value in config.values().items():
         if isinstance(value, dict):
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        elif key not in CHANGEABLE:
+        elif key not in CHANGEABLE and (key not in _LATER or value != _LATER[key]):
             flat[key] = value
     return flat
 

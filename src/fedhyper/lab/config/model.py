@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedhyper.client.constants import LocalOptimizer
 from fedhyper.errors import UserError, did_you_mean, printable, shown
-from fedhyper.lab.config.explain import explain
+from fedhyper.lab.config.explain import blamed, explain
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
 from fedhyper.settings import settings_of
@@ -91,6 +91,9 @@ class Config(Strict):
     carry: bool = Field(False, description="CL: a round starts from the clients' last rates, not from local_lr")
     norm_cap: float = Field(0.0, ge=0, le=1e6, description="longest update, in medians of the round; 0 = off")
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
+    validation: float = Field(
+        0.0, ge=0, le=0.5, description="share of the training data the server keeps to decide when to stop; 0 = none"
+    )
     engine: Literal["fast", "sequential"] = Field("fast", description="sequential is the slow twin")
     eval_every: Count = Field(10, description="rounds between evaluations on the test set; the last round always is")
     client_metrics: bool = Field(False, description="also evaluate on each client's own data, at the same rounds")
@@ -176,10 +179,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def make_config(values: dict[str, Any], source: str = "config", overridden: Iterable[str] = ()) -> Config:
     """The config with these values; ``overridden`` keys came from the command line, and errors say so."""
+    if values.get("method") == "auto":  # its name in Python, in papers' tables and in our own documents
+        raise UserError(
+            f"{'command line' if 'method' in overridden else source}: method 'auto' is called fedhyper here"
+        )
     try:
         return Config.model_validate(values)
     except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise UserError(f"{blamed(str(error), source, overridden)}: {error}") from error
     except ValidationError as error:
         raise UserError(explain(error, source, overridden, list(Config.model_fields))) from None
 

@@ -24,9 +24,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(
-                    f"{printable(str(path))} is not a file; pass a TOML file such as experiments/fmnist.toml"
-                )
+                raise UserError(f"{printable(str(path))} is not a file; pass a TOML file, or a name such as digits")
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a path"

@@ -12,7 +12,7 @@ from fedhyper.lab.results.stored import StoredRun
 SAME_PROBLEM = ("task", "model", "model_options", "subset", "partition")
 SAME_BUDGET = (
     *("rounds", "clients", "clients_per_round", "local_epochs", "local_steps", "batch_size"),
-    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "dtype"),
+    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "validation", "dtype"),
 )
 
 
@@ -22,12 +22,20 @@ def same_problem(one: Group, other: Group) -> bool:
     return all(as_label(one.settings.get(key)) == as_label(other.settings.get(key)) for key in keys)
 
 
-def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
-    """The FedAvg groups this one may be measured against, those with its own initial rates if there are any.
+def fedavg_groups(group: Group, groups: Sequence[Group]) -> list[Group]:
+    """The FedAvg groups this one may be measured against, whatever their rates; none for a FedAvg group itself."""
+    if group.method == "fedavg":
+        return []
+    return [g for g in groups if g.method == "fedavg" and same_problem(group, g)]
 
-    ``fedhyper`` has none, whatever its config says: it is measured against FedAvg at every rate that was tried.
+
+def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
+    """The FedAvg groups whose cost this one's is measured against: those with its own initial rates if there are any.
+
+    For accuracies take ``fedavg_groups`` and the best of them: FedAvg at the same bad rate is no rival. ``fedhyper`` has
+    no initial rates, whatever its config says.
     """
-    candidates = [g for g in groups if g.method == "fedavg" and g is not group and same_problem(group, g)]
+    candidates = fedavg_groups(group, groups)
     if group.method.partition("+")[0] == "fedhyper":
         return candidates
     same_rates = [

@@ -55,8 +55,12 @@ class _Track:
         # A diverged run has a result: leaving it out of the mean would flatter the method that lost it.
         self.held = run.final_accuracy if run.status == "diverged" else None
         self.last = run.rounds[-1]["round"]
+        # FedExP and the decays record zeros: their rate is moved by something else, and a line at zero would deny it.
+        self.led = any(record.get("hypergrad") for record in run.rounds)
 
     def value(self, field: str, t: int) -> float | None:
+        if field == "hypergrad" and not self.led:
+            return None
         if t in self.at:
             return number(self.at[t].get(field))
         return self.held if field == "accuracy" and t > self.last else None
@@ -97,6 +101,11 @@ def _client_band(tracks: Sequence[_Track], t: int) -> dict[str, float]:
     if not low or not high or min(low) == max(high):
         return {}
     return {"local_lr_lo": _rounded(min(low)), "local_lr_hi": _rounded(max(high))}
+
+
+def clients_differ(run: StoredRun) -> bool:
+    """Whether the clients of a round had rates of their own in any round of ``run``."""
+    return any(record.get("local_lr_min") != record.get("local_lr_max") for record in run.rounds)
 
 
 def _rounded(value: float) -> float:

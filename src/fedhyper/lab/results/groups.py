@@ -122,7 +122,7 @@ def make_groups(runs: Sequence[StoredRun]) -> list[Group]:
         key = tuple(sorted((k, as_label(v)) for k, v in flat.items() if k not in NOT_SCIENCE))
         # A run without a readable config cannot be known to equal another.
         by_settings.setdefault(key or (("", run.name),), []).append(run)
-    members = list(by_settings.values())
+    members = [_one_a_seed(group) for group in by_settings.values()]
     flats = [flatten(group[0].config) for group in members]
     keys = _telling_apart(flats)
     labels = [describe(flat, keys) or _fallback(group[0]) for flat, group in zip(flats, members, strict=True)]
@@ -131,6 +131,27 @@ def make_groups(runs: Sequence[StoredRun]) -> list[Group]:
         for label, flat, group in zip(_distinct(labels), flats, members, strict=True)
     ]
     return sorted(groups, key=_order(keys))
+
+
+def _one_a_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """Of runs with the same config and the same seed the one that got furthest: the others say nothing new."""
+    by_seed: dict[object, StoredRun] = {}
+    for run in runs:
+        seed = run.config.get("seed")
+        key = run.path if seed is None else as_label(seed)
+        by_seed[key] = max(by_seed.get(key, run), run, key=lambda r: (r.ended, len(r.rounds)))
+    return list(by_seed.values())
+
+
+def copies(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
+    """A sentence on the runs that ``make_groups`` left out because another has their config and seed."""
+    counted = {id(run) for group in groups for run in group.runs}
+    left = [run for run in runs if id(run) not in counted]
+    if not left:
+        return []
+    named = ", ".join(run.name for run in left[:3]) + (", …" if len(left) > 3 else "")
+    what = "repeats another's config and seed and is" if len(left) == 1 else "repeat others' config and seed and are"
+    return [f"Of {len(runs)} runs {len(left)} {what} not counted: a copy is no further seed ({named})."]
 
 
 def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:

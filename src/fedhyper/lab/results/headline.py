@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedhyper.lab.results.comparing import baseline, same_problem
+from fedhyper.lab.results.comparing import fedavg_groups, same_problem
 from fedhyper.lab.results.groups import Group
 from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.parts import MAX_PARTS, Part
 from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.tables import spread
 
@@ -28,6 +29,16 @@ def headline(groups: Sequence[Group], series: Sequence[Series]) -> tuple[str, st
     return _comparison(groups)
 
 
+def apart(parts: Sequence[Part]) -> tuple[str, str]:
+    """The same for a page of several parts, which are not ranked against each other."""
+    count = sum(len(part.groups) for part in parts)
+    shown = f" The first {MAX_PARTS} are drawn, the tables have all." if len(parts) > MAX_PARTS else ""
+    return (
+        f"{count} settings, side by side",
+        f"They are of {len(parts)} kinds that cannot be ranked against each other; each has its own part.{shown}",
+    )
+
+
 def _alone(group: Group) -> tuple[str, str]:
     accuracy = group.accuracy()
     assert accuracy is not None
@@ -45,8 +56,9 @@ def _comparison(groups: Sequence[Group]) -> tuple[str, str]:
     best = max(measured, key=lambda group: results[group.label].mean)
     mine = results[best.label]
     title = f"{best.label} ends at {spread(mine, 1, 100.0)} %"
-    rivals = [g for g in baseline(best, groups) if g.label in results]
-    rivals = rivals or sorted((g for g in measured if g is not best), key=lambda g: -results[g.label].mean)[:1]
+    # FedAvg at its best rate, not at the one the winner started from. Where FedAvg wins, the best of the others.
+    rivals = [g for g in fedavg_groups(best, groups) if g.label in results]
+    rivals = rivals or [g for g in measured if g.method != best.method] or [g for g in measured if g is not best]
     if not rivals:
         return title, "Nothing else in these runs has a result to compare it with."
     rival = max(rivals, key=lambda group: results[group.label].mean)
@@ -63,6 +75,9 @@ def _comparison(groups: Sequence[Group]) -> tuple[str, str]:
             if noise is None
             else f"{min(mine.n, theirs.n)} seeds each; the spread over seeds is {noise:.1f} points."
         )
+    tuned = len([g for g in measured if g.method == "fedavg"])
+    if rival.method == "fedavg" and tuned > 1:
+        why = f"Compared with FedAvg's best of {tuned} settings. {why}"
     return title, why + _speed(best, rival)
 
 
@@ -90,4 +105,8 @@ def _sweep(series: Sequence[Series]) -> tuple[str, str]:
     first = ranked[0]
     title = f"{first}: {quantile(finals[first], 0.5):.1%} in the median of {len(finals[first])} settings"
     title += f", {min(finals[first]):.1%} at worst"
-    return title, f"Median final accuracy over all settings: {'; '.join(words)}."
+    why = f"Median final accuracy over all settings: {'; '.join(words)}."
+    for one in series:
+        if one.runs[0].method == "fedavg" and one.label != first and finals[one.label]:
+            why += f" {one.label} in its best of {len(finals[one.label])} settings: {max(finals[one.label]):.1%}."
+    return title, why

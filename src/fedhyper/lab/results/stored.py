@@ -57,6 +57,12 @@ class StoredRun:
         return number((self.summary or {}).get("final_accuracy")) if final is None else final
 
     @property
+    def weights(self) -> str:
+        """The SHA-256 of the weights it ended with; empty when its summary does not say."""
+        digest = (self.summary or {}).get("weights_sha256")
+        return digest if isinstance(digest, str) else ""
+
+    @property
     def planned(self) -> float:
         """The number of rounds its config asks for; of those recorded when it does not say."""
         return number(self.config.get("rounds")) or (self.rounds[-1]["round"] if self.rounds else 0)
@@ -71,7 +77,8 @@ class StoredRun:
         target, seconds = self.target_accuracy, 0.0
         for record in self.rounds if target is not None else ():
             seconds += seconds_of(record)
-            if record.get("accuracy") is not None and record["accuracy"] >= target:
+            judged = record.get("validation_accuracy", record.get("accuracy"))  # as the run itself judged
+            if judged is not None and judged >= target:
                 return int(record["round"]), seconds
         return None
 

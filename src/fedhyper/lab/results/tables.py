@@ -77,10 +77,17 @@ def sweep_rows(series: Sequence[Series]) -> list[tuple[str, ...]]:
                 f"{100 * min(values):.1f}",
                 f"{100 * max(values):.1f}",
                 f"{hits} of {len(aims)}" if aims else "–",
-                max(means)[1] if means else "–",
+                _where(means),
             )
         )
     return rows
+
+
+def _where(means: Sequence[tuple[float, str]]) -> str:
+    """The setting with the highest mean; all of them where none is higher."""
+    if not means:
+        return "–"
+    return "all alike" if len(means) > 1 and min(means)[0] == max(means)[0] else max(means)[1]
 
 
 def _within(group: Group) -> str:

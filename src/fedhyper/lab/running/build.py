@@ -23,26 +23,48 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=1)  # the cells of a sweep share their data
-def _load_task(name: str, subset: int) -> Task:
-    from fedhyper.sim.data.tasks import load_task
+def load_task(name: str, subset: int) -> Task:
+    """The data of a task; those of the last one asked for are kept. ``subset`` 0 means all of them."""
+    from fedhyper.sim.data import tasks
 
-    return load_task(name, subset=subset or None)
+    return tasks.load_task(name, subset=subset or None)
 
 
 def make_partition(config: Config) -> tuple[Task, Partition]:
     """The data of an experiment and who holds what."""
     from fedhyper.sim.data.partition import make_partition as split
 
-    task = _load_task(config.task, config.subset)
+    task = load_task(config.task, config.subset)
+    count = held_out(config, task)
+    groups = task.groups
+    if count:
+        task = task.hold_out(count, config.seed)
+        groups = task.groups and task.groups[:-1]
     partition = split(
         config.partition.kind,
-        task.labels,
+        task.labels[: len(task.train_x) - count],
         config.clients,
         seed=config.seed,
-        groups=task.groups,
+        groups=groups,
         **config.partition.model_dump(exclude={"kind"}),
     )
     return task, partition
+
+
+def held_out(config: Config, task: Task) -> int:
+    """How many training examples, the last ones, no client gets: the server's own, to decide when to stop."""
+    return max(1, round(config.validation * len(task.train_x))) if config.validation else 0
+
+
+def validation_set(config: Config, task: Task) -> Partition:
+    """The examples that are held out, as a partition with one client."""
+    import numpy as np
+
+    from fedhyper.sim.data.partition import Partition
+
+    n = len(task.train_x)
+    count = held_out(config, task)
+    return Partition("validation", np.arange(n - count, n), np.array([0, count]))
 
 
 def make_simulation(config: Config, *, workers: int | None = None, device: str = "cpu") -> Simulation:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Self
 
-from fedhyper.errors import CheckpointRefused, UserError
+from fedhyper.errors import CheckpointRefused, UserError, printable
 from fedhyper.lab.config.model import Config, dump, make_config
 from fedhyper.lab.config.toml import read_toml
 from fedhyper.storage import checkpoint
@@ -23,6 +24,7 @@ from fedhyper.storage.files import disk_errors, lock, read_json, replace, write_
 KEEP = 2  # checkpoints; should the newest be damaged, the one before it leads to the same bits
 # What a run that was killed before its first file was complete may have left.
 _OWN = frozenset({".lock", "checkpoint", "metrics.jsonl"})
+_FILES = ("metrics.jsonl", "summary.json", "env.json", "partition.json", "weights.safetensors", "report.html")
 
 
 class RunDirectory:
@@ -175,6 +177,31 @@ def read_config(path: Path) -> Config | None:
         return make_config(read_toml(file), str(file))
     except UserError as error:
         raise CheckpointRefused(f"{error}; this directory's run cannot be continued") from error
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run was started in directory ``path``, however it ended."""
+    return (path / "config.toml").is_file() and ((path / "metrics.jsonl").exists() or (path / ".lock").exists())
+
+
+def discard_run(path: Path) -> None:
+    """Delete the run in ``path``; refused while it is being run, and where there are files that are not a run's."""
+    if not holds_run(path):
+        return
+    with disk_errors(path):
+        foreign = set(os.listdir(path)) - {*_FILES, *_OWN, "config.toml", "tensorboard"}
+        if foreign := {name for name in foreign if not name.endswith(".tmp")}:
+            others = ", ".join(sorted(foreign)[:3])
+            raise UserError(f"--fresh: {path} also holds {printable(others)}; move that, or choose another --out")
+        held = lock(path)
+        try:
+            for name in ("checkpoint", "tensorboard"):
+                shutil.rmtree(path / name, ignore_errors=True)
+            # The config last: whatever ends this half-way, the directory still says whose it is.
+            for name in (*_FILES, "config.toml"):
+                (path / name).unlink(missing_ok=True)
+        finally:
+            os.close(held)
 
 
 def _refuse_foreign(path: Path) -> None:

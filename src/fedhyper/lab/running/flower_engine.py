@@ -55,6 +55,8 @@ def run_experiment(
     """``lab.run.run_experiment`` with every client a node of Flower's Simulation Engine; ``workers`` processes."""
     if device != "cpu":
         raise UserError(f"--device {device} does not go with --engine flower; its clients run on the CPU")
+    if config.validation:
+        raise UserError(f"validation = {config.validation:g} does not go with --engine flower; leave it out")
     with _Flower(config, workers or cores()) as grid:
         make = partial(_make, grid=grid)
         return run_here(config, out, resume=resume, workers=workers, device=device, display=display, make=make)

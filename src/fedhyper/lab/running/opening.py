@@ -32,7 +32,7 @@ def known_config(files: RunDirectory, config: Config, resume: bool) -> Config | 
     if differing:
         raise CheckpointRefused(
             f"{files.path} holds a run of another config: {', '.join(differing)}; "
-            "use its values, or choose another --out"
+            "use its values, choose another --out, or start anew with --fresh"
         )
     return known
 
@@ -44,6 +44,11 @@ def open_run(
     partition = sim.partition.to_json()
     loaded = files.load_checkpoint() if known else None
     notes: list[str] = []
+    if loaded and loaded[1]["round"] > config.rounds:
+        raise UserError(
+            f"{files.path} has {loaded[1]['round']} rounds already, more than rounds = {config.rounds}; "
+            "ask for more, or choose another --out"
+        )
     if known is None:
         files.write_config(config)
         files.write_json("env.json", environment())

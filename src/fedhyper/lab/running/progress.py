@@ -53,6 +53,7 @@ class Progress:
     final_accuracy: float | None = None
     final_loss: float | None = None
     best_accuracy: float | None = None
+    best_judged: float | None = None  # what decides: the validation accuracy if there is one, else the test accuracy
     since_best: int = 0  # evaluations
     rounds_to_target: int | None = None
     seconds_to_target: float | None = None
@@ -75,11 +76,13 @@ class Progress:
         if accuracy is None:
             return
         self.final_accuracy, self.final_loss = accuracy, record["test_loss"]
-        if self.best_accuracy is None or accuracy > self.best_accuracy:
-            self.best_accuracy, self.since_best = accuracy, 0
+        # Whoever holds data out does not choose on the test set.
+        judged: Any = record.get("validation_accuracy", accuracy)
+        if self.best_judged is None or judged > self.best_judged:
+            self.best_judged, self.best_accuracy, self.since_best = judged, accuracy, 0
         else:
             self.since_best += 1
-        if self.target and accuracy >= self.target and self.rounds_to_target is None:
+        if self.target and judged >= self.target and self.rounds_to_target is None:
             self.rounds_to_target, self.seconds_to_target = self.rounds, self.seconds
 
     def summary(self, status: str, weights_sha256: str) -> Summary:

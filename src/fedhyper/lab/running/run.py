@@ -16,7 +16,7 @@ import fedhyper
 from fedhyper.errors import CheckpointRefused, TrainingStopped
 from fedhyper.lab.config.identity import config_hash
 from fedhyper.lab.config.model import Config
-from fedhyper.lab.running.build import library_version, make_simulation
+from fedhyper.lab.running.build import library_version, make_simulation, validation_set
 from fedhyper.lab.running.directory import RunDirectory
 from fedhyper.lab.running.interrupt import AbandonRound, Interrupted, Signals
 from fedhyper.lab.running.opening import known_config, open_run
@@ -44,7 +44,7 @@ class Run:
     ) -> None:
         self.config, self.out = config, Path(out)
         self.progress = Progress(config.target_accuracy)
-        self.status = "running"
+        self.summary: Summary = {}  # as it was last written
         self._abandoned = False
         if resume and not self.out.exists():
             raise CheckpointRefused(f"there is nothing to resume in {self.out}; leave --resume out to start")
@@ -116,6 +116,11 @@ class Run:
             started = time.perf_counter()
             record["client_accuracy"] = self.sim.client_accuracy()
             record["seconds_evaluate"] += time.perf_counter() - started
+        if self.config.validation:
+            started = time.perf_counter()
+            held = self.sim.client_accuracy(validation_set(self.config, self.sim.task)) if evaluate else [None]
+            record["validation_accuracy"] = held[0]
+            record["seconds_evaluate"] += time.perf_counter() - started
         return record
 
     def _checkpoint_due(self) -> bool:
@@ -167,14 +172,13 @@ class Run:
         self.checkpoint()
         self._write_summary("interrupted")
         return Interrupted(
-            number, f"interrupted after round {self.round} of {self.config.rounds}; add --resume to go on"
+            number, f"interrupted after round {self.round} of {self.config.rounds}; the same command goes on"
         )
 
     def _write_summary(self, status: Literal["running", "finished", "interrupted", "diverged"]) -> Summary:
-        self.status = status
-        summary = self.progress.summary(status, self.sim.weights_sha256())
-        self.files.write_json("summary.json", summary)
-        return summary
+        self.summary = self.progress.summary(status, self.sim.weights_sha256())
+        self.files.write_json("summary.json", self.summary)
+        return self.summary
 
 
 def run_experiment(
@@ -208,4 +212,5 @@ def run_experiment(
         except AbandonRound:
             raise run.interrupt(signals.received) from None
         finally:
-            display.end(run, run.progress.summary(run.status, ""))
+            # Not what was last written: an error may have come between the last rounds and their summary.
+            display.end(run, run.summary | run.progress.summary(run.summary["status"], run.summary["weights_sha256"]))

@@ -1,4 +1,7 @@
-"""A grid of experiments: ``local_lr=0.001,0.01 seed=0..2`` → cells, each a config with a name that a file may have."""
+"""A grid of experiments: ``local_lr=0.001,0.01 seed=0..2`` → cells, each a config with a name that a file may have.
+
+``fedavgm:options.momentum=0.8,0.9`` is for the cells of one method: baselines are tuned in the same command.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import copy
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedhyper.errors import UserError, printable
@@ -66,38 +69,79 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def parse_axes(texts: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """What is the same in every cell, and what is not, in the order given."""
-    fixed: dict[str, Any] = {}
-    axes: dict[str, list[Any]] = {}
+@dataclass
+class Grid:
+    """What a sweep varies. ``only`` holds what was written as ``METHOD:key=…`` and counts for that method alone."""
+
+    fixed: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, list[Any]] = field(default_factory=dict)
+    only: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+
+    def description(self) -> dict[str, dict[str, Any]]:
+        """What ``sweep.toml`` says of it."""
+        only = {f"{method}:{key}": values for method, own in self.only.items() for key, values in own.items()}
+        return {"axes": self.axes, "fixed": self.fixed, "only": only}
+
+
+def parse_axes(texts: Sequence[str]) -> Grid:
+    """What is the same in every cell, what is not, in the order given, and what is one method's own."""
+    grid = Grid()
     for text in texts:
-        key, values = parse_axis(text)
-        if key in fixed or key in axes:
-            raise UserError(f"command line: {key} is given twice; write {key}=A,B")
-        if len(values) == 1:
-            fixed[key] = values[0]
+        scope, colon, rest = text.partition(":")
+        method = scope.strip() if colon and "=" not in scope else ""
+        key, values = parse_axis(rest.strip() if method else text)
+        if method and key == "method":
+            raise UserError(f"command line: '{printable(text)}' gives {printable(method)} another method; leave it out")
+        given = grid.only.setdefault(method, {}) if method else grid.fixed | grid.axes
+        if key in given:
+            raise UserError(f"command line: {printable(method + colon if method else '')}{key} is given twice")
+        if method:
+            grid.only[method][key] = values
+        elif len(values) == 1:
+            grid.fixed[key] = values[0]
         else:
-            axes[key] = values
-    return fixed, axes
+            grid.axes[key] = values
+    return grid
 
 
-def make_cells(values: dict[str, Any], fixed: dict[str, Any], axes: dict[str, list[Any]], source: str) -> list[Cell]:
+def make_cells(values: dict[str, Any], grid: Grid, source: str) -> list[Cell]:
     """Every combination, all of them checked before any is run. The first axis varies slowest."""
-    count = 1
-    for column in axes.values():
-        count *= len(column)
-    if count > MAX_CELLS:
-        raise UserError(f"the grid has {count:,} cells; {MAX_CELLS:,} are the most")
+    default = grid.fixed.get("method", values.get("method", Config.model_fields["method"].default))
+    methods = grid.axes.get("method", [default])
+    for method in grid.only:
+        if method not in methods:
+            named = ", ".join(map(str, methods))
+            raise UserError(f"command line: {printable(method)}: is not a method of this sweep, which has {named}")
     cells: dict[str, Cell] = {}
-    for chosen in itertools.product(*axes.values()):
-        here, settings = copy.deepcopy(values), dict(zip(axes, chosen, strict=True))
-        for key, value in (fixed | settings).items():
+    for settings in itertools.islice(_combinations(grid, methods), MAX_CELLS + 1):
+        if len(cells) == MAX_CELLS:
+            raise UserError(f"the grid has more than {MAX_CELLS:,} cells")
+        here = copy.deepcopy(values)
+        own = grid.only.get(str(settings.get("method", methods[0])), {})
+        alone = {key: given[0] for key, given in own.items() if len(given) == 1}
+        for key, value in (grid.fixed | alone | settings).items():
             put(here, key, value)
         name = cell_name(settings.items())
         if name in cells:
             name = f"{name[: MAX_NAME - 9]}-{_digest(settings.items())}"
-        cells[name] = Cell(name, make_config(here, source, {*fixed, *axes}))
+        cells[name] = Cell(name, make_config(here, source, {*grid.fixed, *alone, *settings}))
     return list(cells.values())
+
+
+def _combinations(grid: Grid, methods: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The settings of every cell: the general axes, in each method its own in their place."""
+    if not grid.only:
+        for chosen in itertools.product(*grid.axes.values()):
+            yield dict(zip(grid.axes, chosen, strict=True))
+        return
+    for method in methods:
+        own = grid.only.get(str(method), {})
+        axes = {key: given for key, given in grid.axes.items() if key not in own}
+        axes |= {key: given for key, given in own.items() if len(given) > 1}
+        if "method" in axes:
+            axes = {"method": [method]} | {key: given for key, given in axes.items() if key != "method"}
+        for chosen in itertools.product(*axes.values()):
+            yield dict(zip(axes, chosen, strict=True))
 
 
 def cell_name(settings: Iterable[tuple[str, Any]]) -> str:

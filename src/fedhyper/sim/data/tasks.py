@@ -101,14 +101,33 @@ class Task:
         if not 1 <= size <= n:
             raise UserError(f"subset = {size} must lie between 1 and the {n:,} training examples of {self.name}")
         kept = np.sort(generator(0, "subset", self.name).permutation(n)[:size])
-        groups = None
-        if self.groups is not None:
-            place = np.full(n, -1)
-            place[kept] = np.arange(size)
-            mapped = (place[group] for group in self.groups)
-            groups = tuple(group[group >= 0] for group in mapped if (group >= 0).any())
-        rows = torch.from_numpy(kept)
-        return dataclasses.replace(self, train_x=self.train_x[rows], train_y=self.train_y[rows], groups=groups)
+        return self._rows(kept, self._regrouped(kept))
+
+    def hold_out(self, count: int, seed: int) -> Task:
+        """The same task with the ``count`` training examples that ``seed`` draws moved to the end.
+
+        Whoever splits the data leaves them to nobody; they stay in ``train_x``, where an engine can score them. In a
+        task with natural clients they make up one more group, the last.
+        """
+        order = generator(seed, "validation").permutation(len(self.train_x))
+        kept, held = np.sort(order[count:]), np.sort(order[:count])
+        groups = self._regrouped(kept)
+        if groups is not None:
+            groups = (*groups, np.arange(len(kept), len(order)))
+        return self._rows(np.concatenate([kept, held]), groups)
+
+    def _rows(self, rows: Indices, groups: tuple[Indices, ...] | None) -> Task:
+        chosen = torch.from_numpy(rows)
+        return dataclasses.replace(self, train_x=self.train_x[chosen], train_y=self.train_y[chosen], groups=groups)
+
+    def _regrouped(self, kept: Indices) -> tuple[Indices, ...] | None:
+        """The natural clients' examples among ``kept``, by their new numbers; a client without any is gone."""
+        if self.groups is None:
+            return None
+        place = np.full(len(self.train_x), -1)
+        place[kept] = np.arange(len(kept))
+        mapped = (place[group] for group in self.groups)
+        return tuple(group[group >= 0] for group in mapped if (group >= 0).any())
 
 
 def load_task(name: str, *, subset: int | None = None) -> Task:

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from fedhyper.lab.results.charts.chart import SHOWN, Chart, Rows, colour
+from fedhyper.lab.results.overlap import dashes
 
 
 def line_chart(
@@ -20,6 +21,7 @@ def line_chart(
     y_title: str,
     percent: bool = False,
     log: bool = False,
+    floor: float | None = None,
     limits: Rows = (),
     level: float | None = None,
     height: int = 300,
@@ -28,8 +30,10 @@ def line_chart(
 ) -> Chart:
     """A line a series with its band ``y_lo``..``y_hi``; ``limits`` are dashed in the colour of their series.
 
-    ``level`` is one dashed line for all, such as a target accuracy. The parameter ``hidden`` holds the indices ``s``
-    of series not to draw. Drag moves, Ctrl + wheel zooms, a double click resets, the nearest point tells its values.
+    ``level`` is one dashed line for all, such as a target accuracy. On a log scale values at or below zero are left
+    out, or, with ``floor``, drawn at that height, as are all below it. Lines that coincide are striped. The parameter
+    ``hidden`` holds the indices ``s`` of series not to draw. Drag moves, Ctrl + wheel zooms, a double click resets,
+    the nearest point tells its values.
     """
     fmt = ".1%" if percent else ".4~g"
     # A log axis has a tick at every multiple of a decade and a label at some; only those deserve a line.
@@ -37,10 +41,17 @@ def line_chart(
     axis = alt.Axis(format=".0%" if percent else "~g", tickCount=6, gridOpacity=quiet)
     scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=True)
     base = alt.Chart(alt.NamedData("rows")).encode(
-        x=alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(format="~g" if x != "round" else "d", tickCount=8)),
+        # Not "g": with a step of 200 it would write 1000 as 1e+3.
+        x=alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(format=",~f" if x != "round" else "d", tickCount=8)),
         color=colour(labels, legend),
     )
-    valid = f"isValid(datum.{y}) && isValid(datum.{x}) && {SHOWN}" + (f" && datum.{y} > 0" if log else "")
+    valid = f"isValid(datum.{y}) && isValid(datum.{x}) && {SHOWN}"
+    names = (y, f"{y}_lo", f"{y}_hi")
+    middle, low, high = names if floor is None else (f"{name}_drawn" for name in names)
+    if floor is not None:
+        base = base.transform_calculate(**{f"{name}_drawn": f"max(datum.{name}, {floor!r})" for name in names})
+    elif log:
+        valid += f" && datum.{y} > 0"
     zoom = alt.selection_interval(
         name="zoom", bind="scales", zoom="wheel![event.ctrlKey || event.metaKey || event.altKey]"
     )
@@ -48,8 +59,13 @@ def line_chart(
         name="near", nearest=True, on="pointermove", clear="pointerout", fields=["s", "round"], empty=False
     )
     line = base.mark_line(strokeWidth=2, clip=True, strokeJoin="round").encode(
-        y=alt.Y(f"{y}:Q", title=y_title, axis=axis, scale=scale)
+        y=alt.Y(f"{middle}:Q", title=y_title, axis=axis, scale=scale)
     )
+    striped = dashes(rows, x, y, count=len(labels), log=log)
+    if striped:
+        line = line.encode(
+            strokeDash=alt.StrokeDash("series:N", scale=alt.Scale(domain=list(labels), range=striped), legend=None)
+        )
     tooltip = [
         alt.Tooltip("series:N", title="series"),
         alt.Tooltip("round:Q", title="round"),
@@ -66,7 +82,7 @@ def line_chart(
         ]
     dots = (
         base.mark_point(filled=True, size=60, clip=True, aria=False)
-        .encode(y=f"{y}:Q", opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=tooltip)
+        .encode(y=f"{middle}:Q", opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=tooltip)
         .add_params(near)
     )
     layers: list[alt.Chart] = []
@@ -75,7 +91,7 @@ def line_chart(
         # Bands over settings are wide and lie on each other: paler, with an edge where the bad settings end.
         edge = {"strokeWidth": 1, "opacity": 0.7, "strokeDash": [3, 2], "clip": True} if over_settings else False
         area = base.mark_area(opacity=0.08 if over_settings else 0.16, line=edge, clip=True, aria=False)
-        layers.append(area.encode(y=f"{y}_lo:Q", y2=f"{y}_hi:Q").transform_filter(valid))
+        layers.append(area.encode(y=f"{low}:Q", y2=f"{high}:Q").transform_filter(valid))
     if limits:
         data["limits"] = limits
         layers.append(

@@ -37,9 +37,11 @@ def partition_chart(partition: dict[str, Any]) -> Chart:
                 x=alt.X("client:O", axis=alt.Axis(labelOverlap=True, labelAngle=0), scale=alt.Scale(padding=0.15)),
                 y=alt.Y("examples:Q", title="examples", axis=alt.Axis(tickCount=5, format="~s")),
                 color=alt.Color(
-                    "label:O",
+                    "label:N",
                     title="class",
-                    scale=alt.Scale(scheme="viridis"),
+                    sort="ascending",
+                    # Classes have no order, so neighbours must not look alike, as they do in viridis.
+                    scale=alt.Scale(scheme="tableau10" if max(map(len, counts)) <= 10 else "tableau20"),
                     legend=alt.Legend(orient="top", direction="horizontal", columns=10, symbolType="square"),
                 ),
                 order=alt.Order("label:O"),

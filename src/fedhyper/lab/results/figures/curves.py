@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedhyper.lab.results.charts.chart import Rows
 from fedhyper.lab.results.charts.lines import line_chart
-from fedhyper.lab.results.curves import bound_rows
+from fedhyper.lab.results.curves import bound_rows, clients_differ
 from fedhyper.lab.results.figures.figure import Figure
 from fedhyper.lab.results.series import Series
 
@@ -23,7 +23,7 @@ class _Line:
     log: bool = False
 
 
-_AXES = {"round": "round", "seconds": "seconds", "megabytes": "megabytes sent"}
+_AXES = {"round": "round", "seconds": "seconds", "megabytes": "MB sent and received"}
 _LINES = (
     _Line("Accuracy", "accuracy", "round", "Test accuracy by round", "test accuracy", percent=True),
     _Line("Accuracy", "accuracy", "seconds", "Test accuracy by time", "test accuracy", percent=True),
@@ -38,10 +38,8 @@ _LINES = (
     _Line("Learning rates", "hypergrad", "round", "Hypergradient", "hypergradient"),
 )
 _CAPTIONS = {
-    "global_lr": "Log scale. Dashed: the bounds the rate must stay in.",
-    "local_lr": "Log scale. Dashed: the bounds. A band runs from the slowest to the fastest client.",
-    "cosine": "Above zero, a round went on in the direction of the last one; below, it turned back.",
-    "hypergrad": "Above zero raises the rate, below zero lowers it.",
+    "cosine": "Of a round's mean update and the one before: above zero it went on that way, below it turned back.",
+    "hypergrad": "What moves the rate: above zero it is raised, below lowered, as far as its limits allow.",
 }
 
 
@@ -55,14 +53,19 @@ def curve_figures(rows: Rows, series: Sequence[Series], legend: bool) -> Iterato
         if not values or (line.x != "round" and not any(row.get(line.x) for row in rows)):
             continue
         limits = bound_rows(series, line.field) if line.field in ("global_lr", "local_lr") else []
-        caption = _CAPTIONS.get(line.field, "") if limits or not line.log else "Log scale."
-        if line.percent and target is not None:
-            caption = f"Dotted: the target, {target:.0%}."
-        # A diverging loss would press every other line onto the axis.
-        spread = line.field.endswith("loss") and min(values) > 0 and max(values) > 50 * min(values)
-        positive = [value for value in values if value > 0]
-        if line.log and not positive:
+        if line.log and max(values) <= 0:
             continue
+        floor = _floor(values) if line.field.endswith("loss") else None
+        said = [_CAPTIONS.get(line.field, "")]
+        if line.log or floor:
+            said.append("Log scale.")
+        if floor and min(values) < floor:
+            said.append(f"Values below {floor:.1g} are drawn at the bottom.")
+        if limits:
+            said.append(f"Dashed: the bounds of {', '.join(dict.fromkeys(row['series'] for row in limits))}.")
+        if line.percent and target is not None:
+            said.append(f"Dotted: the target, {target:.0%}.")
+        said.append(_band_words(line.field, rows, series))
         chart = line_chart(
             rows,
             labels,
@@ -71,7 +74,8 @@ def curve_figures(rows: Rows, series: Sequence[Series], legend: bool) -> Iterato
             x_title=_AXES[line.x],
             y_title=line.y_title,
             percent=line.percent,
-            log=line.log or spread,
+            log=line.log or floor is not None,
+            floor=floor,
             limits=limits,
             level=target if line.percent else None,
             height=340 if line.percent and line.x == "round" else 240,
@@ -82,11 +86,33 @@ def curve_figures(rows: Rows, series: Sequence[Series], legend: bool) -> Iterato
             key=f"{line.field.replace('_', '-')}-by-{line.x}",
             section=line.section,
             title=line.title,
-            caption=caption,
+            caption=" ".join(filter(None, said)),
             alt=_alt(line, rows, labels),
             chart=chart,
             wide=line.percent and line.x == "round",
         )
+
+
+def _floor(values: Sequence[float]) -> float | None:
+    """Where a log axis of losses begins; None where an ordinary axis shows them all.
+
+    A loss that diverges would press every other line onto an ordinary axis, and one that ends near zero would stretch a
+    log axis over decades in which nothing is.
+    """
+    positive = sorted(value for value in values if value > 0)
+    if not positive or positive[-1] <= 50 * (low := positive[len(positive) // 50]):
+        return None
+    return float(f"{max(low / 2, positive[len(positive) // 4] * 1e-3):.1g}")
+
+
+def _band_words(field: str, rows: Rows, series: Sequence[Series]) -> str:
+    if not any(f"{field}_lo" in row for row in rows):
+        return ""
+    if any(one.over == "settings" for one in series):
+        return "Band: the 10th to the 90th percentile of the settings."
+    if field == "local_lr" and any(clients_differ(run) for one in series for run in one.runs):
+        return "Band: from the slowest to the fastest client, where clients differ."
+    return "Band: one standard deviation over seeds."
 
 
 def _alt(line: _Line, rows: Rows, labels: Sequence[str]) -> str:

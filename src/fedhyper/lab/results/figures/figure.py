@@ -19,3 +19,4 @@ class Figure:
     chart: Chart
     wide: bool = False
     by_series: bool = True  # whether the section's legend applies to it
+    part: int = 0  # which part of the page it stands in; a part has its own lines and colours

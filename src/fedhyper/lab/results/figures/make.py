@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedhyper.lab.results.curves import curve_rows
 from fedhyper.lab.results.figures.clients import client_figure, guard_figure, partition_figure, target_figure
@@ -10,7 +11,19 @@ from fedhyper.lab.results.figures.curves import curve_figures
 from fedhyper.lab.results.figures.figure import Figure
 from fedhyper.lab.results.figures.robustness import robustness_figures
 from fedhyper.lab.results.groups import Group
+from fedhyper.lab.results.parts import MAX_PARTS, Part
 from fedhyper.lab.results.series import Series
+
+
+def part_figures(parts: Sequence[Part], *, legend: bool) -> list[Figure]:
+    """The figures of every part, the first ``MAX_PARTS`` of them; a key says its part when there are several."""
+    if len(parts) == 1:
+        return make_figures(parts[0].groups, parts[0].series, legend=legend)
+    return [
+        replace(figure, key=f"part{index + 1}-{figure.key}", part=index)
+        for index, part in enumerate(parts[:MAX_PARTS])
+        for figure in make_figures(part.groups, part.series, legend=legend)
+    ]
 
 
 def make_figures(groups: Sequence[Group], series: Sequence[Series], *, legend: bool) -> list[Figure]:

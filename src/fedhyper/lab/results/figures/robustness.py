@@ -7,7 +7,7 @@ from typing import Any
 
 from fedhyper.lab.results.charts.chart import MAX_COLOURS, Rows
 from fedhyper.lab.results.charts.rates import heat_map, rate_chart
-from fedhyper.lab.results.comparing import baseline
+from fedhyper.lab.results.comparing import baseline, fedavg_groups
 from fedhyper.lab.results.figures.figure import Figure
 from fedhyper.lab.results.groups import Group, as_label, describe, legend_name
 from fedhyper.lab.results.metrics import Stat, number
@@ -37,7 +37,12 @@ def robustness_figures(groups: Sequence[Group]) -> Iterator[Figure]:
         known = [cell["value"] for cell in rows if cell["value"] is not None]
         words = f"worst {min(known):.1%}, best {max(known):.1%}" if known else "no result"
         yield _heat(
-            f"accuracy-map-{index}", f"accuracy of {label}", f"{words[0].upper()}{words[1:]}.", rows, False, (low, high)
+            f"accuracy-map-{index}",
+            f"accuracy of {label}",
+            f"{words[0].upper()}{words[1:]}.{_one_run(grids[label])}",
+            rows,
+            False,
+            (low, high),
         )
     gains = {label: rows for label in cells if (rows := _gains(grids[label], groups))}
     reach = max((abs(cell["value"]) for rows in gains.values() for cell in rows), default=0.0) or 1.0
@@ -46,8 +51,9 @@ def robustness_figures(groups: Sequence[Group]) -> Iterator[Figure]:
             cell["bright"] = abs(cell["value"]) < 0.6 * reach
         mean = sum(cell["value"] for cell in rows) / len(rows)
         worst = min(cell["value"] for cell in rows)
-        words = f"Points of accuracy: {mean:+.1f} on average, {worst:+.1f} at worst."
-        yield _heat(f"gain-map-{index}", f"gain of {label} over fedavg", words, rows, True, (-reach, reach))
+        words = f"Points of accuracy: {mean:+.1f} on average, {worst:+.1f} at worst.{_rival(grids[label], groups)}"
+        title = f"gain of {label} over fedavg at the same rates"
+        yield _heat(f"gain-map-{index}", title, words, rows, True, (-reach, reach))
 
 
 def _one_rate(families: dict[str, list[Group]]) -> Iterator[Figure]:
@@ -80,12 +86,33 @@ def _one_rate(families: dict[str, list[Group]]) -> Iterator[Figure]:
                 f"accuracy-by-{key.replace('_', '-')}",
                 "Robustness",
                 words,
-                f"Worst of each: {worst}.",
+                f"Worst of each: {worst}." + "".join(_one_run(lines[label], f"{label}: ") for label in labels),
                 f"Line chart, {words.lower()}. Worst of each: {worst}.",
                 rate_chart(rows, labels, x_title=f"initial {key}"),
                 wide=True,
                 by_series=False,
             )
+
+
+def _one_run(members: Sequence[Group], who: str = "") -> str:
+    """How many settings of a method are different runs, so that nobody takes copies for as many trials."""
+    made = {tuple(sorted(run.weights or run.name for run in group.runs)) for group in members}
+    if len(made) == len(members):
+        return ""
+    runs = "one run" if len(made) == 1 else f"{len(made)} different runs"
+    return f" {who}{len(members)} settings, {runs}: the others are the same bits."
+
+
+def _rival(members: Sequence[Group], groups: Sequence[Group]) -> str:
+    """The gain that tuning FedAvg would leave: best against best."""
+    mine = [stat.mean for group in members if (stat := group.accuracy())]
+    theirs = [stat.mean for group in fedavg_groups(members[0], groups) if (stat := group.accuracy())]
+    return f" Best against best: {_points(max(mine) - max(theirs))}." if mine and theirs else ""
+
+
+def _points(gain: float) -> str:
+    text = f"{100 * gain:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
 
 
 def _heat(key: str, title: str, caption: str, rows: Rows, gain: bool, domain: tuple[float, float]) -> Figure:
@@ -132,8 +159,5 @@ def _gains(members: Sequence[Group], groups: Sequence[Group]) -> list[dict[str, 
         theirs = Stat.of(run.final_accuracy for rival in rivals for run in rival.runs if run.ended)
         if group.method != "fedavg" and mine and theirs:
             gain = 100 * (mine.mean - theirs.mean)
-            rows.append(
-                rates
-                | {"value": gain, "text": f"{gain:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0"), "runs": mine.n}
-            )
+            rows.append(rates | {"value": gain, "text": _points(gain / 100), "runs": mine.n})
     return rows

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from fedhyper import __version__
 from fedhyper.lab.results.comparing import comparability, unfinished
-from fedhyper.lab.results.groups import Group, as_label
-from fedhyper.lab.results.headline import headline
+from fedhyper.lab.results.groups import Group, as_label, copies, make_groups
+from fedhyper.lab.results.headline import apart, headline
 from fedhyper.lab.results.page.embedding import asset, bundle, embedded, page_data, script_hash
-from fedhyper.lab.results.page.sections import MAX_LISTED, machines, run_list, sections, settings, summary
-from fedhyper.lab.results.series import Series
+from fedhyper.lab.results.page.sections import MAX_LISTED, heading, machines, run_list, sections, summary
+from fedhyper.lab.results.page.settings import settings
+from fedhyper.lab.results.parts import Part
 from fedhyper.lab.results.stored import StoredRun
 
 if TYPE_CHECKING:
@@ -22,24 +23,22 @@ if TYPE_CHECKING:
 
 def page(
     runs: Sequence[StoredRun],
-    groups: Sequence[Group],
-    series: Sequence[Series],
-    note: str | None,
+    parts: Sequence[Part],
     drawn: Sequence[Figure],
     title: str | None,
 ) -> str:
-    """The whole page as HTML. ``note`` says how lines were put together; ``title`` stands in for the headline."""
-    said, behind = headline(groups, series)
+    """The whole page as HTML; ``title`` stands in for the headline in the browser's tab."""
+    groups = make_groups(runs)
+    said, behind = headline(parts[0].groups, parts[0].series) if len(parts) == 1 else apart(parts)
     script, style = asset("page.js"), asset("page.css")
     scripts = f"{script_hash(bundle())} {script_hash(script)}"
     policy = (
         f"default-src 'none'; script-src {scripts}; style-src {script_hash(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    notes = [*comparability(groups), *_listed(unfinished(runs)), *_listed(_problems(runs))]
+    notes = [*comparability(groups), *copies(runs, groups), *_listed(unfinished(runs)), *_listed(_problems(runs))]
     body = [
-        summary(groups, series),
-        *sections(drawn, series, note),
+        *(_part(index, part, drawn, len(parts) > 1) for index, part in enumerate(parts)),
         settings(groups),
         run_list(runs),
         machines(runs),
@@ -76,6 +75,18 @@ Drag a chart to move it, Ctrl + wheel or pinch to zoom, double-click to go back;
 </body>
 </html>
 """
+
+
+def _part(index: int, part: Part, drawn: Sequence[Figure], several: bool) -> str:
+    """The results and figures of one part, under a heading of its own when there are others."""
+    mine = [(place, figure) for place, figure in enumerate(drawn) if figure.part == index]
+    level = 3 if several else 2
+    body = [summary(part.groups, part.series, level), *sections(mine, part.series, part.note, level)]
+    if not several:
+        return "".join(body)
+    said, behind = headline(part.groups, part.series)
+    lead = f'<p class="lead">{_unbroken(escape(said))}. {escape(behind)}</p>'
+    return f'<section class="part">{heading(part.title)}{lead}{"".join(body)}</section>'
 
 
 def _unbroken(sentence: str) -> str:

@@ -28,7 +28,7 @@ def page_data(drawn: Sequence[Figure]) -> dict[str, Any]:
             names[name] = known
             tables += [rows] if known == len(tables) else []
         spec = figure.chart.marks.to_dict(validate=False) | {"description": figure.alt}
-        charts.append({"spec": spec, "data": names, "series": figure.by_series})
+        charts.append({"spec": spec, "data": names, "series": figure.by_series, "part": figure.part})
     data = [_columns(rows) for rows in tables]
     return {"charts": charts, "data": data, "themes": [theme(), theme(dark=True)]}
 

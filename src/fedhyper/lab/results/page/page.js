@@ -2,7 +2,7 @@
 (() => {
   const page = JSON.parse(document.getElementById("page-data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const hidden = new Set();
+  const hidden = new Map(); // part -> numbers of the series that are not shown in it
   let drawn = [];
 
   // Columns are a third of the size of rows. Each chart gets rows of its own, for Vega writes into them.
@@ -28,7 +28,7 @@
   };
 
   async function draw(box) {
-    const { spec, data, series } = page.charts[Number(box.dataset.chart)];
+    const { spec, data, series, part } = page.charts[Number(box.dataset.chart)];
     const datasets = Object.fromEntries(Object.entries(data).map(([name, i]) => [name, rows(page.data[i])]));
     const { view } = await vegaEmbed(box, { ...spec, datasets }, {
       ast: true, // Vega's interpreter instead of eval, so that the page needs no 'unsafe-eval'
@@ -41,7 +41,7 @@
       tooltip: { disableDefaultStyle: true },
     });
     box.classList.toggle("dark", dark.matches);
-    return { box, view, series };
+    return { box, view, series, part };
   }
 
   async function drawAll() {
@@ -54,16 +54,17 @@
   }
 
   async function hide() {
-    const list = [...hidden];
-    for (const { view, series } of drawn) if (series) await view.signal("hidden", list).runAsync();
+    for (const { view, series, part } of drawn) if (series) await view.signal("hidden", [...(hidden.get(part) ?? [])]).runAsync();
   }
 
   document.addEventListener("click", async ({ target }) => {
     const chip = target.closest("[data-series]");
     if (chip) {
-      const s = Number(chip.dataset.series);
-      if (!hidden.delete(s)) hidden.add(s);
-      for (const twin of document.querySelectorAll(`[data-series="${s}"]`)) twin.setAttribute("aria-pressed", String(!hidden.has(s)));
+      const s = Number(chip.dataset.series), part = Number(chip.dataset.part);
+      const mine = hidden.get(part) ?? new Set();
+      hidden.set(part, mine);
+      if (!mine.delete(s)) mine.add(s);
+      for (const twin of document.querySelectorAll(`[data-part="${part}"][data-series="${s}"]`)) twin.setAttribute("aria-pressed", String(!mine.has(s)));
       await hide();
     }
     const save = target.closest("[data-save]");
@@ -75,6 +76,12 @@
       link.click();
     }
   });
+  // A table that is wider than the screen says so.
+  const measured = new ResizeObserver((entries) => {
+    for (const { target } of entries) target.classList.toggle("wider", target.scrollWidth > target.clientWidth + 1);
+  });
+  for (const box of document.querySelectorAll(".scroll")) measured.observe(box);
+
   dark.addEventListener("change", drawAll);
   drawAll();
 })();

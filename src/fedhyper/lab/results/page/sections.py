@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from fedhyper.lab.results.groups import Group, as_label, differing, flatten
+from fedhyper.lab.results.groups import Group, as_label, flatten
 from fedhyper.lab.results.metrics import total_seconds
 from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.stored import StoredRun
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 12
 
 
-def summary(groups: Sequence[Group], series: Sequence[Series]) -> str:
+def summary(groups: Sequence[Group], series: Sequence[Series], level: int = 2) -> str:
     """The results: tiles for one group, a table for several, a table a method for a sweep."""
     every = html_table((*COLUMNS, *OVERHEAD), [(row.cells, row.best) for row in headline_rows(groups)], "Results")
     if len(groups) == 1:
@@ -28,8 +28,8 @@ def summary(groups: Sequence[Group], series: Sequence[Series]) -> str:
     if any(one.over == "settings" for one in series):
         table = html_table(SWEEP, [(cells, False) for cells in sweep_rows(series)], "Results by method")
         every = f"<details><summary>All {len(groups)} settings</summary>{every}</details>"
-        return f"<section>{heading('Results')}{table}{every}</section>"
-    return f"<section>{heading('Results')}{every}</section>"
+        return f"<section>{heading('Results', level)}{table}{every}</section>"
+    return f"<section>{heading('Results', level)}{every}</section>"
 
 
 def _tiles(group: Group) -> str:
@@ -43,9 +43,9 @@ def _tiles(group: Group) -> str:
     return f'<dl class="tiles">{tiles}</dl>'
 
 
-def heading(text: str) -> str:
-    """A heading of the second level."""
-    return f"<h2>{escape(text)}</h2>"
+def heading(text: str, level: int = 2) -> str:
+    """A heading; those inside a part are of the third level."""
+    return f"<h{level}>{escape(text)}</h{level}>"
 
 
 def html_table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]], name: str, kind: str = "") -> str:
@@ -58,31 +58,34 @@ def html_table(header: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]]
         for cells, best in rows
     ]
     return (
+        '<p class="more" aria-hidden="true">scroll sideways for more →</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table class="{kind}">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
 
-def sections(drawn: Sequence[Figure], series: Sequence[Series], note: str | None) -> list[str]:
-    """A section for every heading that figures stand under, each with its legend."""
+def sections(
+    drawn: Sequence[tuple[int, Figure]], series: Sequence[Series], note: str | None, level: int = 2
+) -> list[str]:
+    """A section for every heading that figures stand under, each with its legend; a figure comes with its number."""
     html = []
-    for section in dict.fromkeys(figure.section for figure in drawn):
-        members = [(index, figure) for index, figure in enumerate(drawn) if figure.section == section]
-        legend = _legend(series) if any(figure.by_series for _, figure in members) else ""
+    for section in dict.fromkeys(figure.section for _, figure in drawn):
+        members = [(index, figure) for index, figure in drawn if figure.section == section]
+        legend = _legend(series, members[0][1].part) if any(figure.by_series for _, figure in members) else ""
         hint = f'<p class="hint">{escape(note)}</p>' if note and legend else ""
         note = None if hint else note  # said once
         html.append(
-            f"<section>{heading(section)}{legend}{hint}"
+            f"<section>{heading(section, level)}{legend}{hint}"
             f'<div class="figures">{"".join(_figure(index, figure) for index, figure in members)}</div></section>'
         )
     return html
 
 
-def _legend(series: Sequence[Series]) -> str:
+def _legend(series: Sequence[Series], part: int) -> str:
     if len(series) < 2:
         return ""
     chips = "".join(
-        f'<button type="button" class="chip s{index}" data-series="{index}" aria-pressed="true">'
+        f'<button type="button" class="chip s{index}" data-series="{index}" data-part="{part}" aria-pressed="true">'
         f"<span>{escape(one.label)}</span></button>"
         for index, one in enumerate(series)
     )
@@ -99,30 +102,6 @@ def _figure(index: int, figure: Figure) -> str:
         '<div class="save"><button type="button" data-save="svg" aria-label="Save as SVG">SVG</button>'
         '<button type="button" data-save="png" aria-label="Save as PNG">PNG</button></div></figure>'
     )
-
-
-def settings(groups: Sequence[Group]) -> str:
-    """The settings that differ, and, folded, those that do not."""
-    flats = [group.settings for group in groups]
-    different = differing(flats)
-    html = ""
-    if different and len(groups) <= MAX_LISTED:
-        rows = [((key, *(as_label(flat.get(key, "–")) for flat in flats)), False) for key in different]
-        html = html_table(("setting", *(group.label for group in groups)), rows, "Settings that differ", "left")
-    elif different:
-        rows = [((key, _values(flats, key)), False) for key in different]
-        html = html_table(("setting", "values"), rows, "Settings that differ", "left")
-    common = sorted({key for flat in flats for key in flat} - set(different) - {"seed"})
-    same = html_table(("setting", "value"), [((key, _values(flats, key)), False) for key in common], "Settings", "left")
-    if not html and not common:
-        return ""
-    same = f"<details><summary>The same in all runs</summary>{same}</details>"
-    return f"<section>{heading('Settings')}{html}{same}</section>"
-
-
-def _values(flats: Sequence[dict[str, Any]], key: str) -> str:
-    values = list(dict.fromkeys(as_label(flat.get(key)) for flat in flats))
-    return ", ".join(values[:MAX_LISTED]) + (f" … ({len(values)} values)" if len(values) > MAX_LISTED else "")
 
 
 def run_list(runs: Sequence[StoredRun]) -> str:

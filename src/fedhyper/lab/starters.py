@@ -1,0 +1,45 @@
+"""The experiments that come with the package: ``fedhyper run digits`` works without a checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedhyper.errors import StorageError, UserError, did_you_mean, printable
+
+DIRECTORY = Path(__file__).parent / "experiments"
+
+
+def starters() -> list[str]:
+    """Their names."""
+    return sorted(path.stem for path in DIRECTORY.glob("*.toml"))
+
+
+def experiment_file(given: Path) -> Path:
+    """The config that was asked for: a file, or else one of the package's by its name, such as ``digits``."""
+    name = str(given)
+    if given.exists() or given.suffix or os.sep in name:
+        return given
+    if name not in starters():
+        hint = did_you_mean(name, starters())
+        raise UserError(f"{printable(name)} is neither a file nor an experiment of fedhyper; {hint}")
+    return DIRECTORY / f"{name}.toml"
+
+
+def new_experiment(name: str, like: str | None) -> Path:
+    """Write ``NAME.toml``, a copy of one of the package's experiments; nothing is overwritten."""
+    target = Path(name if name.endswith(".toml") else f"{name}.toml")
+    source = like or (target.stem if target.stem in starters() else "digits")
+    if source not in starters():
+        raise UserError(
+            f"--like {printable(source)} is not an experiment of fedhyper; {did_you_mean(source, starters())}"
+        )
+    text = (DIRECTORY / f"{source}.toml").read_text(encoding="utf-8")
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{target} exists; choose another name") from None
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error.strerror}; choose another place") from error
+    return target

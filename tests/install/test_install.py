@@ -1,0 +1,190 @@
+"""Each extra alone, in a new environment, from the package index: what a person gets who types ``pip install``.
+
+Run by ``make test-install``; it ends with a table of what was installed where and what ran. torch is the only pin of
+the cells without constraints: the newest of everything else must work. An interpreter that is not on this machine, or
+for which there is no torch, is a cell that says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.install, pytest.mark.timeout(1800)]
+ROOT = Path(__file__).parents[2]
+TORCH = "torch==2.13.0"
+PYTHONS = ("3.11", "3.12", "3.13")
+WITH_TORCH = ("sim", "sim,report", "all")
+EXTRAS = ("", "report", "flower", *WITH_TORCH)
+# Demo and report of the simulator, tables of the report, an app for Flower: what each extra is for.
+SERVER = (
+    "import fedhyper; s = fedhyper.Server([1.0, 2.0]); print(s.local_lr)\n"
+    "try:\n    from fedhyper.client import HyperSGD\nexcept ModuleNotFoundError as e:\n    print(e)"
+)
+matrix: dict[tuple[str, str, str], str] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """Prints the matrix when all cells are done."""
+    yield
+    print("\n\npython  constraints  extra        result")
+    for (python, constrained, extra), result in matrix.items():
+        print(f"{python:<7} {constrained:<12} {extra or '(none)':<12} {result}")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheel and sdist, and the tools that made and judged them."""
+    home = tmp_path_factory.mktemp("dist")
+    tools = str(home / "tools" / "bin" / "python")
+    _run([sys.executable, "-m", "venv", str(home / "tools")])
+    _run([tools, "-m", "pip", "install", "-q", "build", "twine", "hatchling"])
+    _run([tools, "-m", "build", "--no-isolation", "--outdir", str(home), str(ROOT)])
+    _run([tools, "-m", "twine", "check", "--strict", *map(str, home.glob("fedhyper-*"))])
+    return home
+
+
+@pytest.fixture(scope="module")
+def run_to_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, made by the environment that runs the tests."""
+    out = tmp_path_factory.mktemp("runs") / "one"
+    _run([sys.executable, "-m", "fedhyper", "run", "digits", "rounds=2", "-q", "--no-report", "--out", str(out)])
+    return out
+
+
+def _run(command: list[str], cwd: Path | None = None, code: int = 0) -> str:
+    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    if command[0] == sys.executable:
+        outside = dict(os.environ)
+    done = subprocess.run(command, cwd=cwd, env=outside, capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+def _pip(dist: Path, venv: Path, *arguments: str) -> list[str]:
+    """A command of pip for ``venv``, which has none of its own: bringing one along takes longer than most extras."""
+    tools = str(dist / "tools" / "bin" / "python")
+    return [tools, "-m", "pip", "--python", str(venv / "bin" / "python"), "--disable-pip-version-check", *arguments]
+
+
+def _interpreter(version: str) -> str | None:
+    """An interpreter of this version that starts: the one under test, one on PATH, or pyenv's."""
+    beside = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python{version}"))
+    for path in (shutil.which(f"python{version}"), *map(str, beside)):
+        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
+
+
+# constraints.txt is what was tested together on 3.11
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(("version", "constrained"), [("3.11", "pinned"), *((one, "newest") for one in PYTHONS)])
+def test_an_extra_installs_and_works(
+    version: str, constrained: str, extra: str, dist: Path, run_to_report: Path, tmp_path: Path
+) -> None:
+    cell = (version, constrained, extra)
+    matrix[cell] = "FAILED"
+    python = _interpreter(version)
+    if python is None:
+        matrix[cell] = f"skipped: no Python {version} here"
+        pytest.skip(matrix[cell])
+    venv = tmp_path / "venv"
+    _run([python, "-m", "venv", "--without-pip", str(venv)])
+    (wheel,) = dist.glob("*.whl")
+    torch = [TORCH] if extra in WITH_TORCH else []
+    pins = ["-c", str(ROOT / "constraints.txt")] if constrained == "pinned" else []
+    if torch and version != "3.11":
+        command = _pip(dist, venv, "install", "-q", "--no-deps", "--dry-run", TORCH)
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            matrix[cell] = f"skipped: no {TORCH} for Python {version} in this index"
+            pytest.skip(matrix[cell])
+    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+    _run(_pip(dist, venv, "install", "-q", *pins, wanted, *torch))
+    worked = _use(str(venv / "bin" / "python"), extra, run_to_report, tmp_path)
+    matrix[cell] = f"{', '.join(worked)}; {_versions(_pip(dist, venv, 'list', '--format', 'json'))}"
+    shutil.rmtree(tmp_path / "venv")
+
+
+def _use(python: str, extra: str, run: Path, cwd: Path) -> list[str]:
+    """What the extra is for; the names of what worked."""
+    fedhyper = [str(Path(python).parent / "fedhyper")]
+    worked = ["import"]
+    said = _run([python, "-c", SERVER], cwd)
+    if extra not in WITH_TORCH:
+        assert "needs torch, which is not installed; pip install 'fedhyper[sim]'" in said
+    if not extra:
+        assert "pip install 'fedhyper[sim]'" in _run([*fedhyper, "--help"], cwd, code=2)
+        return worked
+    assert "Usage" in _run([*fedhyper, "--help"], cwd)
+    assert "did you mean 'run'?" in _run([*fedhyper, "rn"], cwd, code=2).lower()
+    _run([*fedhyper, "flower", "new", "app"], cwd)
+    assert "fedhyper,fedhyper,1," in _run([*fedhyper, "report", str(run), "--table", "csv"], cwd)
+    worked += ["flower new", "report --table"]
+    if extra in WITH_TORCH:
+        _run([*fedhyper, "demo"], cwd)
+        worked.append("demo")
+        _run([*fedhyper, "run", "digits", "rounds=2", "--quiet"], cwd)
+    if "report" in extra or extra == "all":
+        _run([*fedhyper, "report", str(run), "-o", "page.html"], cwd)
+        assert "<html" in (cwd / "page.html").read_text(encoding="utf-8")
+        worked.append("report")
+    else:
+        assert "pip install 'fedhyper[report]'" in _run([*fedhyper, "report", str(run)], cwd, code=2)
+    if extra in ("flower", "all"):
+        _run(
+            [
+                python,
+                "-c",
+                "from fedhyper.flower import FedHyper; from flwr.serverapp.strategy import FedAvg; FedHyper(FedAvg())",
+            ]
+        )
+        worked.append("strategy")
+    return worked
+
+
+def _versions(command: list[str]) -> str:
+    listed = json.loads(next(line for line in _run(command).splitlines() if line.startswith("[")))
+    told = ("typer", "click", "rich", "pydantic", "altair", "flwr", "torch", "numpy")
+    return ", ".join(f"{one['name']} {one['version']}" for one in listed if one["name"] in told)
+
+
+def test_what_is_in_wheel_and_sdist(dist: Path) -> None:
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    package = ROOT / "src" / "fedhyper"
+    ours = {
+        f"fedhyper/{path.relative_to(package)}"
+        for path in package.rglob("*")
+        if path.suffix in (".py", ".toml", ".css", ".js")
+    }
+    assert ours <= inside, sorted(ours - inside)
+    assert "fedhyper/py.typed" in inside
+    assert not [name for name in inside if not name.startswith(("fedhyper/", "fedhyper-"))]
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "hatch_build.py", "tests/test_laws.py"} <= names
+    assert "src/fedhyper/lab/experiments/digits.toml" in names
+    assert not [name for name in names if re.match(r"(runs|build|dist|\.venv|\.issues)/", name)]
+
+
+def test_links_of_the_readme_work_on_pypi(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    absolute = runpy.run_path(str(ROOT / "hatch_build.py"))["absolute"]
+    text = absolute((ROOT / "README.md").read_text(encoding="utf-8"), "https://host/owner/name", "v1")
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    targets = re.findall(r"\]\(([^)\s]+)\)", outside)
+    assert targets
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert "![" not in outside or "https://host/owner/name/raw/v1/docs/img/" in outside
