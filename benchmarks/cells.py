@@ -52,6 +52,7 @@ def make_cell(
         **{key: getattr(s, key) for key in ("task", "model", "rounds", "clients", "batch_size", "clients_per_round")},
         **{key: getattr(s, key) for key in ("local_epochs", "local_steps", "subset")},
         **{"method": method, "local_lr": rates[0], "global_lr": rates[1], "seed": seed, "eval_every": every},
+        "norm_cap": 0.0,  # clients are trusted: the published figures are of the plain mean; hostile.py is about others
         "max_bad_rounds": s.rounds,  # nothing ends early: all methods get the same number of rounds
         "model_options": dict(s.options),
         "options": options,

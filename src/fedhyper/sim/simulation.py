@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fedhyper.arrays import cosine, inner
 from fedhyper.client.vectors import FlatModel
+from fedhyper.guard import NORM_CAP
 from fedhyper.loop import LoopState, ServerLoop
-from fedhyper.sim.aggregate import Aggregate, capped
+from fedhyper.sim.aggregate import Aggregate, judged
 from fedhyper.sim.climbing import climb
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
@@ -24,6 +25,7 @@ from fedhyper.sim.engines.base import ClientTask, Engine, Sent, gather, make_eng
 from fedhyper.sim.methods import Method
 from fedhyper.sim.models import check_batches
 from fedhyper.sim.rng import generator
+from fedhyper.sim.robust import Kind
 from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord, finite
 
@@ -50,7 +52,7 @@ class RunState(NamedTuple):
     loop: LoopState  # weights, rates, what the server remembers
     delta: Tensor | float  # Δ_t-1, for CL's clients; 0: there is none
     counters: Tensor  # integer buffers: the largest of the clients'
-    carried_lr: float  # mean of the clients' final rates (CL with carry); NaN: not in use
+    carried_lr: float  # median of the clients' final rates (CL with carry); NaN: not in use
 
 
 class Simulation:
@@ -67,8 +69,10 @@ class Simulation:
     local_steps        steps a client makes in a round, instead of epochs; 0: as many as the epochs have
     weighting          a client's weight in the mean: its examples, or all alike
     sampling           who is chosen: all alike, or by the data held
-    carry              CL: a round starts from the mean of the clients' last rates, not from the method's local rate
-    norm_cap           longest update, in medians of the round; raising it cuts less, 0 cuts nothing
+    carry              CL: a round starts from the median of the clients' last rates, not from the method's local rate
+    norm_cap           strongest pull (weight × length of the update), in medians of the round; raising it cuts less,
+                       0 cuts nothing, and then updates need not be held
+    aggregate          "mean", or one that holds against some hostile clients: "trimmed", "median", "krum"
     engine             "sequential" is the slow twin of "fast"; an ``Engine`` of one's own trains clients elsewhere, as
                        Flower's nodes do
     workers            threads that train clients, at least 1; never changes a result
@@ -91,7 +95,8 @@ class Simulation:
         weighting: Literal["examples", "uniform"] = "examples",
         sampling: Literal["uniform", "size"] = "uniform",
         carry: bool = False,
-        norm_cap: float = 0.0,
+        norm_cap: float = NORM_CAP,
+        aggregate: Kind = "mean",
         engine: Literal["fast", "sequential"] | Engine = "fast",
         workers: int = 1,
         device: str = "cpu",
@@ -100,7 +105,7 @@ class Simulation:
         self.task, self.partition, self.method = task, partition, method
         self.clients_per_round, self.local_epochs, self.local_steps = clients_per_round, local_epochs, local_steps
         self.batch_size, self.seed, self.weighting, self.sampling = batch_size, seed, weighting, sampling
-        self.carry, self.norm_cap = carry, norm_cap
+        self.carry, self.norm_cap, self.aggregate = carry, norm_cap, aggregate
         check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
         if isinstance(engine, str):
@@ -148,8 +153,12 @@ class Simulation:
             replies = self.engine.train(tasks, sent)
 
         # each takes K local steps and returns Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
-        total = Aggregate(now.weights, plan.requires, self.weighting)
-        for reply in capped(replies, self.norm_cap) if self.norm_cap else replies:
+        total = Aggregate(now.weights, plan.requires, self.aggregate, self.norm_cap)
+        if self.weighting == "uniform":
+            replies = (reply._replace(examples=1) for reply in replies)
+        if self.norm_cap:
+            replies = judged(replies, now.weights, self.norm_cap)
+        for reply in replies:
             total.add(reply)
         report, trained = total.report(votes), time.perf_counter()
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedhyper.errors import UserError, did_you_mean, printable, shown
+from fedhyper.guard import NORM_CAP
 from fedhyper.lab.config.explain import explain
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
@@ -84,7 +85,12 @@ class Config(Strict):
     weighting: Literal["examples", "uniform"] = Field("examples", description="a client's weight in the mean")
     sampling: Literal["uniform", "size"] = Field("uniform", description="who is chosen: all alike, or by data held")
     carry: bool = Field(False, description="CL: a round starts from the clients' last rates, not from local_lr")
-    norm_cap: float = Field(0.0, ge=0, le=1e6, description="longest update, in medians of the round; 0 = off")
+    aggregate: Literal["mean", "trimmed", "median", "krum"] = Field(
+        "mean", description="how updates become one: mean, or one that holds against some hostile clients"
+    )
+    norm_cap: float = Field(
+        NORM_CAP, ge=0, le=1e6, description="strongest pull of one client, in medians of the round; 0 = off"
+    )
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
     engine: Literal["fast", "sequential"] = Field("fast", description="sequential is the slow twin")
     eval_every: Count = Field(10, description="rounds between evaluations on the test set; the last round always is")
@@ -93,7 +99,9 @@ class Config(Strict):
     target_accuracy: float = Field(0.0, ge=0, le=1, description="accuracy to count the rounds to; 0 = none")
     stop_at_target: bool = Field(False, description="end the run when target_accuracy is reached")
     patience: Limit = Field(0, description="end after this many evaluations without a better accuracy; 0 = never")
-    max_bad_rounds: Count = Field(5, description="end (exit code 3) after this many rounds without a usable update")
+    max_bad_rounds: Count = Field(
+        5, description="end (exit code 3) after this many rounds without a usable update, or rollbacks in close order"
+    )
     partition: PartitionConfig = Field(
         default_factory=lambda: PartitionConfig.model_validate({}), description="who holds what"
     )

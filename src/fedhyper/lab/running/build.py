@@ -74,6 +74,7 @@ def make_simulation(config: Config, *, workers: int | None = None, device: str =
         sampling=config.sampling,
         carry=config.carry,
         norm_cap=config.norm_cap,
+        aggregate=config.aggregate,
         engine=config.engine,
         workers=workers or cores(),
         device=device,

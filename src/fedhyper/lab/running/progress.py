@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 Summary = dict[str, Any]
 Record = dict[str, Any]
 
+SETTLED = 10  # rounds without a rollback after which those before it are forgotten
+
 
 class Listener(Protocol):
     """What is told about a run while it goes on."""
@@ -59,10 +61,15 @@ class Progress:
     seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    rollbacks: int = 0  # one soon after the other; forgotten after SETTLED rounds without one
+    since_rollback: int = 0
 
     def add(self, record: Record) -> None:
         """Count the round ``record`` in: its seconds and bytes, and its accuracy if it was evaluated."""
         self.rounds = record["round"]
+        self.since_rollback = 0 if record["rollback"] else self.since_rollback + 1
+        if record["rollback"] or self.since_rollback > SETTLED:
+            self.rollbacks = self.rollbacks + 1 if record["rollback"] else 0
         self.seconds += sum(value for key, value in record.items() if key.startswith("seconds") and value)
         self.bytes_up += record["bytes_up"]
         self.bytes_down += record["bytes_down"]
