@@ -9,7 +9,7 @@ from statistics import median, median_low
 
 from fedhyper.arrays import Array, elementwise, in_pieces, is_number, isfinite, where
 
-NORM_CAP = 2.0  # medians: what it costs clean runs, and what it keeps from hostile ones, is in docs/security.md
+NORM_CAP = 1.5  # medians: what it costs clean runs, and what it keeps from hostile ones, is in docs/security.md
 WEIGHT_CAP = 10.0  # medians: about Dirichlet 0.1's largest client; who claims more and hardly moves holds the rest back
 
 

@@ -28,6 +28,7 @@ from fedhyper.sim.rng import generator
 from fedhyper.sim.robust import Kind
 from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord, finite
+from fedhyper.storage.restoring import check_state
 
 _SCALAR_BYTES = 8
 
@@ -116,7 +117,7 @@ class Simulation:
         self.loop = ServerLoop(method.plan, method.server, method.average)
         counters = gather(list(self._flat.counters.values()), torch.int64)
         start = self.loop.init(self._flat.weights.clone(), self._flat.buffers.float().clone())
-        self._state = RunState(start, delta=0.0, counters=counters, carried_lr=math.nan)
+        self._state = self._fresh = RunState(start, delta=0.0, counters=counters, carried_lr=math.nan)
 
     @property
     def round(self) -> int:
@@ -261,8 +262,10 @@ class Simulation:
         return tensors, values
 
     def restore(self, tensors: dict[str, Tensor], values: Any) -> None:
-        """Continue from ``state()``, to the same bits."""
-        self._state = from_plain(values, tensors, self._state)
+        """Continue from ``state()``, to the same bits; ValueError, and nothing changed, if it is none of this run."""
+        restored = from_plain(values, tensors, self._fresh)
+        check_state(restored, self._fresh)
+        self._state = restored
 
     def close(self) -> None:
         """End the workers."""
