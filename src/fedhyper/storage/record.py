@@ -29,6 +29,7 @@ class RoundRecord(TypedDict):
     clients_rejected: int  # replies that were refused
     reject_reasons: dict[str, int]  # reason → how many replies
     rollback: bool  # whether the weights went back to the last good ones
+    epsilon: NotRequired[float | None]  # ε(δ) spent so far, in a private run; None: none holds
     client_accuracy: NotRequired[list[float]]  # on each client's own data, in client order
 
 

@@ -18,6 +18,7 @@ from fedhyper.guard import NORM_CAP
 from fedhyper.lab.config.explain import explain
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
+from fedhyper.privacy import Privacy
 from fedhyper.sim.keywords import Later, checked_options, keyword_options
 from fedhyper.sim.methods import make_method, method_options
 from fedhyper.sim.registry import PARTITIONS, TASKS
@@ -67,6 +68,19 @@ class PartitionConfig(Strict):
         return keyword_options(split) | values | own
 
 
+class PrivacyConfig(Strict):
+    """Private training: updates clipped, and noise on their mean; see ``fedhyper.privacy``."""
+
+    noise: float = Field(1.0, gt=0, le=1e6, description="z: deviation of the noise on the sum, in clipping lengths")
+    clip: float = Field(1.0, gt=0, le=1e6, description="C: longest update, in units of weights")
+    adaptive: bool = Field(True, description="C follows the median length of updates, measured with noise")
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ: chance that the promise fails; well below 1/clients")
+
+
+# What a private run is made with, for whatever says otherwise would break its promise.
+_PRIVATE = {"weighting": "uniform", "sampling": "poisson", "norm_cap": 0.0, "aggregate": "mean", "carry": False}
+
+
 class Config(Strict):
     """One experiment, completely: the same config gives the same bits."""
 
@@ -83,7 +97,9 @@ class Config(Strict):
     global_lr: Rate = Field(1.0, description="initial global (server) rate")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="where all randomness comes from")
     weighting: Literal["examples", "uniform"] = Field("examples", description="a client's weight in the mean")
-    sampling: Literal["uniform", "size"] = Field("uniform", description="who is chosen: all alike, or by data held")
+    sampling: Literal["uniform", "size", "poisson"] = Field(
+        "uniform", description="who is chosen: all alike, by data held, or each by a coin of its own"
+    )
     carry: bool = Field(False, description="CL: a round starts from the clients' last rates, not from local_lr")
     aggregate: Literal["mean", "trimmed", "median", "krum"] = Field(
         "mean", description="how updates become one: mean, or one that holds against some hostile clients"
@@ -110,6 +126,13 @@ class Config(Strict):
         default_factory=dict, description="the model's options, such as norm or width of resnet18"
     )
 
+    privacy: PrivacyConfig | None = Field(None, description="private training, if the table is there")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_private(cls, given: Any) -> Any:
+        return _PRIVATE | given if isinstance(given, dict) and given.get("privacy") is not None else given
+
     @model_validator(mode="before")
     @classmethod
     def _fill_model(cls, given: Any) -> Any:
@@ -129,6 +152,8 @@ class Config(Strict):
             raise ValueError(
                 f'partition.kind = "natural": task {self.task} has no natural clients; use dirichlet, shards or iid'
             )
+        if self.privacy is not None:
+            self._check_private(self.privacy)
         TASKS.get(self.task)  # refuses an unknown one
         known = method_options(self.method)
         if self.carry and not has_client_rate(self.method):
@@ -143,6 +168,14 @@ class Config(Strict):
         make_method(self.method, local_lr=self.local_lr, global_lr=self.global_lr, **self.method_options)
         return self
 
+    def _check_private(self, privacy: PrivacyConfig) -> None:
+        for key, value in _PRIVATE.items():
+            if getattr(self, key) != value:
+                raise ValueError(
+                    f"{key} = {shown(getattr(self, key))} does not go with [privacy]; it needs {shown(value)}"
+                )
+        Privacy(**privacy.model_dump()).on_updates(self.clients_per_round)
+
     @property
     def method_options(self) -> dict[str, Any]:
         """The options that are set; 1 is 1.0 where a number need not be whole."""
@@ -151,7 +184,7 @@ class Config(Strict):
 
     def values(self) -> dict[str, Any]:
         """Plain values, tables as dicts, the method's own defaults for its options: what ``config.toml`` holds."""
-        values = self.model_dump()
+        values = self.model_dump(exclude={"privacy"} if self.privacy is None else None)
         values["partition"] = self.partition.values()
         values["options"] = option_defaults(self.method) | self.method_options
         return {key: 0.0 if value == 0 and isinstance(value, float) else value for key, value in values.items()}

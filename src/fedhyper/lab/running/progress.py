@@ -63,10 +63,11 @@ class Progress:
     bytes_down: int = 0
     rollbacks: int = 0  # one soon after the other; forgotten after SETTLED rounds without one
     since_rollback: int = 0
+    epsilon: float | None = None  # spent, in a private run
 
     def add(self, record: Record) -> None:
         """Count the round ``record`` in: its seconds and bytes, and its accuracy if it was evaluated."""
-        self.rounds = record["round"]
+        self.rounds, self.epsilon = record["round"], record.get("epsilon")
         self.since_rollback = 0 if record["rollback"] else self.since_rollback + 1
         if record["rollback"] or self.since_rollback > SETTLED:
             self.rollbacks = self.rollbacks + 1 if record["rollback"] else 0
@@ -99,4 +100,5 @@ class Progress:
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "weights_sha256": weights_sha256,
+            **({} if self.epsilon is None else {"epsilon": self.epsilon}),
         }
