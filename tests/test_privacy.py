@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedhyper.errors import UserError
 from fedhyper.lab.config.model import dump, make_config
 from fedhyper.lab.config.toml import parse_toml
 from fedhyper.lab.running.run import run_experiment
-from fedhyper.privacy import ORDERS, Privacy
+from fedhyper.privacy import ORDERS, RUNGS, Privacy
 from fedhyper.sim.engines.hostile import ATTACKS, HostileEngine
 from fedhyper.storage.files import read_json
 
@@ -125,17 +126,33 @@ def test_a_round_has_its_noise_even_if_nobody_comes() -> None:
     assert all(record["update_norm"] > 1 for record in nobody)
 
 
+def test_votes_are_counted_with_noise() -> None:
+    rule, quiet = Privacy(noise=2.0), [0.0] * RUNGS
+    votes = [-2] * 30 + [-1] * 40 + [3] * 5
+    assert Counter(rung for rung, _ in rule.counted(votes, quiet)) == {-2: 30, -1: 40}  # five could be noise
+    loud = [1.5] * RUNGS  # adds 3 to every bin: still no vote where nobody voted
+    assert Counter(rung for rung, _ in rule.counted(votes, loud)) == {-2: 33, -1: 43, 3: 8}
+    assert rule.counted([], quiet) == ()
+
+
+def test_a_private_run_starts_where_its_clients_vote() -> None:
+    simulation = make_simulation("fedhyper", local_lr=1e-5, **PRIVATE)
+    simulation.run_round(evaluate=False)
+    simulation.close()
+    assert 0.01 < simulation.server_state.local_lr < 10
+
+
 # What a server sees --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedhyper", "fedhyper-g", "fedexp", "fedadam"])
-def test_losses_lengths_and_votes_stay_with_the_clients(method: str) -> None:
+def test_losses_and_lengths_stay_with_the_clients(method: str) -> None:
     """Whatever clients say of their losses and rates, the run has the same bits."""
     digests = set()
     for lie in (False, True):
         simulation = make_simulation(method, **PRIVATE)
         if lie:
-            attack = lambda r, known: r._replace(first_loss=9e9, mean_loss=math.nan, lr_last=7.0, examples=2**53)  # noqa: E731
+            attack = lambda r, known: r._replace(first_loss=9e9, lr_last=7.0, examples=2**53)  # noqa: E731
             simulation.engine = HostileEngine(simulation.engine, attack, range(40))
         records = run(simulation, 4)
         assert all(record["train_loss"] is None for record in records)
@@ -171,7 +188,7 @@ def test_a_private_run_is_continued_to_the_same_bits_and_says_what_it_spent(tmp_
     run_experiment(make_config(CONFIG | {"rounds": 2}), tmp_path / "half", workers=1)
     half = run_experiment(make_config(CONFIG), tmp_path / "half", resume=True, workers=1)
     assert half["weights_sha256"] == whole["weights_sha256"]
-    assert half["epsilon"] == whole["epsilon"] == pytest.approx(Privacy(noise=0.5).epsilon(4, 0.5))
+    assert half["epsilon"] == whole["epsilon"] == pytest.approx(Privacy(noise=0.5).epsilon(5, 0.5))  # one for the votes
     summary = read_json(tmp_path / "half" / "summary.json")
     assert summary is not None
     assert summary["epsilon"] == whole["epsilon"]

@@ -14,7 +14,7 @@ ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)
 
 
 def epsilon(noise: float, share: float, rounds: int, delta: float) -> float:
-    """ε(δ) after ``rounds``, each with a sum of sensitivity 1, noise of deviation ``noise``, and clients at q = ``share``."""
+    """ε(δ) after ``rounds``, each a sum of sensitivity 1 with noise of deviation z, clients chosen at q = ``share``."""
     if rounds == 0:
         return 0.0
     return max(0.0, min(_at(order, rounds * _divergence(order, share, noise), delta) for order in ORDERS))

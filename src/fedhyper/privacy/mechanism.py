@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhyper.arrays import Array, each, inner, plus
+from fedhyper.automatic.ladder import HIGHEST, LOWEST
 from fedhyper.privacy.accountant import epsilon
 from fedhyper.settings import check_settings, setting
 
 _COUNTING = 20.0  # Andrew et al.: noise on the count of clients below the clipping length, M/20
 _PACE = 0.2  # and the step of its logarithm
+RUNGS = HIGHEST - LOWEST + 1  # bins of votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,16 @@ class Privacy:
             return clip
         above_half = (below - came / 2 + asked / _COUNTING * normal) / asked
         return clip * math.exp(-_PACE * min(max(above_half, -0.5), 0.5))
+
+    def counted(self, rungs: Sequence[int], normal: Sequence[float]) -> tuple[tuple[int, float], ...]:
+        """Votes for rates, from a histogram with noise: one number a rung from LOWEST to HIGHEST, each client in one.
+
+        As much noise as a sum of updates has, so the start costs as much as one round more. What could be noise alone
+        (below three deviations) is no vote; what voters gained is not told.
+        """
+        counts = [rungs.count(LOWEST + i) + self.noise * noise for i, noise in enumerate(normal)]
+        clear = [(LOWEST + i, round(count)) for i, count in enumerate(counts) if count > 3 * self.noise]
+        return tuple((rung, 0.0) for rung, count in clear for _ in range(count))
 
     def on_updates(self, asked: int) -> float:
         """z of the updates at M = ``asked``: where the count has noise, too, theirs is more: both are worth z."""

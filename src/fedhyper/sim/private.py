@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhyper.loop import RoundReport
-from fedhyper.privacy import Privacy
+from fedhyper.privacy import RUNGS, Privacy
 from fedhyper.sim.aggregate import Aggregate
 from fedhyper.sim.engines.base import Reply
 
@@ -35,10 +35,14 @@ class PrivateAggregate(Aggregate):
         super().add(reply._replace(examples=1))
 
     def report(self, votes: tuple[tuple[int, float], ...] | None = None) -> RoundReport:
-        """Δ_t with its noise, also when nobody came, and nothing else: losses, lengths and votes have none."""
+        """Δ_t with its noise, also when nobody came, and votes with theirs; losses and lengths have none."""
         total = self._sums[0] if self._sums else torch.zeros_like(self.like, dtype=torch.float64)
         normal = torch.from_numpy(self.rng.standard_normal(self.like.numel()))
-        return RoundReport(self.privacy.mean(total, normal, self.clip, self.asked).float())
+        delta = self.privacy.mean(total, normal, self.clip, self.asked).float()
+        if votes is None:
+            return RoundReport(delta)
+        counted = self.privacy.counted([rung for rung, _ in votes], self.rng.standard_normal(RUNGS).tolist())
+        return RoundReport(delta, votes=counted, climbed=True)
 
     def next_clip(self) -> float:
         """C for the next round; after ``report``, whose noise is drawn first."""

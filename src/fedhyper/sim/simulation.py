@@ -44,6 +44,7 @@ class RunState(NamedTuple):
     counters: Tensor  # integer buffers: the largest of the clients'
     carried_lr: float  # median of the clients' final rates (CL with carry); NaN: not in use
     clip: float = math.nan  # C of the next round, in a private run
+    released: int = 0  # and how often something was told with noise: once a round, twice where votes were counted
 
 
 class Simulation:
@@ -148,7 +149,7 @@ class Simulation:
         delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
         sent = Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)
         tasks, votes = self._client_tasks(state.loop.round), None
-        if state.loop.climbs and plan.ladder is not None and self.privacy is None:
+        if state.loop.climbs and plan.ladder is not None:
             replies, votes = climb(self.engine, tasks, sent, plan.ladder)
         else:
             replies = self.engine.train(tasks, sent)
@@ -170,10 +171,10 @@ class Simulation:
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
         loop, decision = self.loop.update(state.loop, report)
         cos, norm = _compared(report.delta, state.delta)
-        new = state._replace(loop=loop, clip=clip)
+        new = state._replace(loop=loop, clip=clip, released=state.released + 1 + (votes is not None))
         if report.delta is not None and decision.action == "step":
             carried = total.last_lr if self.carry else math.nan
-            new = RunState(loop, report.delta, total.counters(state.counters), carried, clip)
+            new = new._replace(delta=report.delta, counters=total.counters(state.counters), carried_lr=carried)
         elif decision.action == "rollback":
             new = new._replace(delta=0.0)
         stepped = time.perf_counter()
@@ -202,14 +203,14 @@ class Simulation:
                 "clients_rejected": total.sent - total.used,
                 "reject_reasons": dict(sorted(total.rejected.items())),
                 "rollback": decision.action == "rollback",
-                **self._spent(loop.round),
+                **self._spent(new.released),
             }
         )
 
-    def _spent(self, rounds: int) -> dict[str, float]:
+    def _spent(self, times: int) -> dict[str, float]:
         """ε so far, in a private run."""
         share = self.clients_per_round / self.partition.clients
-        return {} if self.privacy is None else {"epsilon": self.privacy.epsilon(rounds, share)}
+        return {} if self.privacy is None else {"epsilon": self.privacy.epsilon(times, share)}
 
     def _client_tasks(self, t: int) -> list[ClientTask]:
         """Who trains in round ``t`` and on which batches, longest first: that balances the workers."""
