@@ -404,7 +404,7 @@ def test_metrics_that_are_too_short_or_no_metrics(tmp_path: Path) -> None:
     with pytest.raises(CheckpointRefused, match="it was cut"):
         run_experiment(tiny(), out, resume=True)
     path.write_bytes(b"{" * len(content))
-    with pytest.raises(CheckpointRefused, match="is damaged"):
+    with pytest.raises(CheckpointRefused, match="was changed since its checkpoint"):
         run_experiment(tiny(), out, resume=True)
 
 

@@ -186,13 +186,13 @@ def test_round_without_usable_update_changes_no_weights(method: str) -> None:
 
 
 def test_norm_cap_limits_one_huge_update() -> None:
-    free, capped = make_simulation(), make_simulation(norm_cap=2.0)
+    free, capped = make_simulation(norm_cap=0.0), make_simulation(norm_cap=2.0)
     honest = make_simulation()
     for simulation in (free, capped):
         poison(simulation, {1}, 1e3)
     norms = [run(simulation, 1)[0]["update_norm"] for simulation in (free, capped, honest)]
     assert norms[0] > 1e3
-    assert norms[1] < 2 * norms[2]
+    assert norms[1] < 3 * norms[2]  # one of four: two medians over three of them
 
 
 @pytest.mark.parametrize("model", ["mlp", "batchnorm"])

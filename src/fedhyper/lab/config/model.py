@@ -190,6 +190,9 @@ class Config(Strict):
         return {key: 0.0 if value == 0 and isinstance(value, float) else value for key, value in values.items()}
 
 
+_KEYS = [*Config.model_fields, *(f"privacy.{name}" for name in PrivacyConfig.model_fields)]
+
+
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config in the TOML file at ``path``, then changed by ``key=value`` strings."""
     values = read_toml(path)
@@ -206,7 +209,7 @@ def make_config(values: dict[str, Any], source: str = "config", overridden: Iter
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     except ValidationError as error:
-        raise UserError(explain(error, source, overridden, list(Config.model_fields))) from None
+        raise UserError(explain(error, source, overridden, _KEYS)) from None
 
 
 def dump(config: Config) -> str:
