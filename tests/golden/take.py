@@ -38,6 +38,7 @@ MORE = [
     ["fedhyper+momentum", "rounds=20"],
     ["fedhyper-cl", "carry=true"],
     ["fedavg", "norm_cap=1.5"],
+    ["fedhyper", "norm_cap=1.5"],
     ["fedavg", "weighting=uniform", "sampling=size"],
     ["fedavg", "local_steps=7"],
     ["fedavg", "partition.kind=iid"],
