@@ -54,6 +54,7 @@ def make_cell(
         **{key: getattr(s, key) for key in ("local_epochs", "local_steps", "subset")},
         **ALIASES.get(method, {"method": method}),
         **{"local_lr": rates[0], "global_lr": rates[1], "seed": seed, "eval_every": every},
+        "norm_cap": 0.0,  # clients are trusted: the published figures are of the plain mean; hostile.py is about others
         "max_bad_rounds": s.rounds,  # nothing ends early: all methods get the same number of rounds
         "model_options": dict(s.options),
         "options": options,

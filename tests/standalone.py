@@ -81,7 +81,7 @@ def numbers() -> dict[str, Any]:
         local_steps=5,
         rounds=50,
     )
-    found["guard"] = [guard.clamp(math.nan, 0, 1, keep=0.5), guard.norm_caps([1.0, 2.0, 90.0], 2.0)]
+    found["guard"] = [guard.clamp(math.nan, 0, 1, keep=0.5), guard.fair_weights([1.0, 2.0, 90.0], [1.0, 1.0, 1.0])]
     return found
 
 

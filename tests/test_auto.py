@@ -211,7 +211,7 @@ def test_a_gain_of_zero_holds_the_rate() -> None:
 
 
 def test_by_hand() -> None:
-    plan = Auto(ratio=10.0, voices=3, gain=1.0, wait=1.0)
+    plan = Auto(ratio=10.0, voices=3, gain=1.0)
     state = plan.init()
     assert (state.local_lr, state.climbs) == (0.01, True)
     state = plan.update(state, Seen([1.0, 0.0], 0.0, (2.0, 2.0), 1.0, ((-2, 0.5), (-1, 0.5)), climbed=True))
@@ -219,10 +219,10 @@ def test_by_hand() -> None:
     assert state.climbs
     state = plan.update(state, Seen([1.0, 0.0], [1.0, 0.0], (1.9,), 1.0, ((-1, 0.5),), climbed=True))
     assert not state.climbs
-    assert state.local_lr == pytest.approx(0.1 * math.exp(1 / 2))  # -1, the median of three; h = 1, 1/(1 + 1)
+    assert state.local_lr == pytest.approx(0.1 * math.exp(1 / 4))  # -1, the median of three; h = 1, 1/(1 + 3)
     state = plan.update(state, Seen([-1.0, 0.0], [1.0, 0.0], (1.8, 1.8, 1.8), 1.0))
     assert state.hypergrad == -1.0
-    assert state.local_lr == pytest.approx(0.1 * math.exp(1 / 2 - 1 / 3))
+    assert state.local_lr == pytest.approx(0.1 * math.exp(1 / 4 - 1 / 5))
     state = plan.update(state, Seen([1.0, 0.0], [1.0, 0.0], (9.0, 9.0, 9.0), 1.0))
     assert state.verdict == "damaged"
     assert state.local_lr == pytest.approx(0.01)  # a rung lower, and no more above the ladder's
@@ -355,7 +355,7 @@ def test_the_loop_takes_its_optimizer_and_mean_from_the_plan() -> None:
         ("local_lr", 0.0),
         ("ratio", 1.0),
         ("voices", 0),
-        ("wait", 0.0),
+        ("ahead", 0),
         ("share", 1.5),
         ("momentum", 1.0),
         ("recency", -1.0),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fedhyper.errors import UserError, shown
 from fedhyper.lab.config.identity import CHANGEABLE, config_hash, differences
-from fedhyper.lab.config.model import Config, PartitionConfig, dump, load_config, make_config
+from fedhyper.lab.config.model import Config, PartitionConfig, PrivacyConfig, dump, load_config, make_config
 from fedhyper.lab.config.options import option_defaults
 from fedhyper.lab.config.toml import parse_override
 from fedhyper.lab.methods_table import markdown
@@ -26,8 +26,8 @@ from fedhyper.sim.methods import Option, make_method, method_names, method_optio
 from fedhyper.sim.registry import METHODS, TASKS
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-TABLES: dict[str, Any] = {"": Config, "partition": PartitionConfig}
-NESTED = {"partition", "options", "model_options"}
+TABLES: dict[str, Any] = {"": Config, "partition": PartitionConfig, "privacy": PrivacyConfig}
+NESTED = {"partition", "options", "model_options", "privacy"}
 
 
 def refusal(values: dict[str, Any]) -> str:
@@ -149,7 +149,7 @@ def test_every_key_refuses_null_and_unknown_siblings(key: str) -> None:
     assert f"'{key}'" in refusal(nested(key + "x", 1))
 
 
-@pytest.mark.parametrize("key", ["model_options", "partition", "options"])
+@pytest.mark.parametrize("key", ["model_options", "partition", "options", "privacy"])
 @pytest.mark.parametrize("value", [1, "x", True, [], [{}], 1.5])
 def test_tables_are_tables(key: str, value: Any) -> None:
     assert f"{key} = {shown(value)} must be a table" in refusal({key: value})
@@ -344,7 +344,7 @@ def test_any_config_round_trips(values: dict[str, Any]) -> None:
 
 def test_every_default_is_visible() -> None:
     written = tomllib.loads(dump(make_config({})))
-    assert set(written) == set(Config.model_fields) - {"model_options"}
+    assert set(written) == set(Config.model_fields) - {"model_options", "privacy"}
     assert set(written["options"]) == set(method_options("fedhyper"))
     assert set(written["partition"]) == set(PartitionConfig.model_fields)
 
@@ -354,7 +354,7 @@ def test_the_hash_is_over_what_determines_the_result(key: str) -> None:
     other: dict[str, Any] = {
         "task": "mnist", "model": "mlp", "method": "fedavg", "weighting": "uniform", "sampling": "size",
         "engine": "sequential", "client_metrics": True, "norm_cap": 2.0, "local_lr": 0.5, "global_lr": 0.5,
-        "target_accuracy": 0.5, "clients": 77, "local_optimizer": "adam",
+        "target_accuracy": 0.5, "clients": 77, "local_optimizer": "adam", "aggregate": "krum",
     }  # fmt: skip
     method = "fedavgm" if key in ("local_optimizer", "weight_decay", "clip_norm") else "fedhyper-cl"
     base = {"target_accuracy": 0.1, "method": method, "model": "logistic"}
@@ -461,7 +461,7 @@ def test_an_override_wins_and_is_blamed(tmp_path: Path) -> None:
 def test_the_documentation_names_every_key() -> None:
     text = (EXPERIMENTS.parent / "docs" / "config.md").read_text("utf-8")
     for key, field in fields():
-        assert f"`{key.removeprefix('partition.')}`" in text, key
+        assert f"`{key.removeprefix('partition.').removeprefix('privacy.')}`" in text, key
         assert field.description, key
     for table in markdown().split("\n\n"):
         assert table.strip() in text, "put the output of python -m fedhyper.lab.methods_table into docs/config.md"

@@ -27,6 +27,7 @@ LAYERS = {
     "errors": 1,
     "guard": 1,
     "plan": 1,
+    "privacy": 1,
     "schedulers": 1,
     "settings": 1,
     "optimizers": 1,
@@ -169,7 +170,7 @@ def _lines(*names: str) -> int:
 
 def test_layer_1_stays_readable_at_a_sitting() -> None:
     assert _lines("schedulers") <= 250
-    assert _lines(*RULES) <= 720
+    assert _lines(*RULES) <= 750
 
 
 def _public(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:

@@ -532,7 +532,7 @@ def test_a_config_of_an_older_version_is_the_same_config(tmp_path: Path) -> None
     row = planned_runs("fig-g", "smoke")[0]
     run_experiment(row.cell.config.model_copy(update={"rounds": 1}), tmp_path / "old")
     file = tmp_path / "old" / "config.toml"
-    lines = [line for line in file.read_text().splitlines() if not line.startswith(("norm_cap", "sampling"))]
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("aggregate", "sampling"))]
     file.write_text("\n".join(lines) + "\n")
     shutil.copytree(tmp_path / "old", tmp_path / "foreign")
     (tmp_path / "foreign" / "config.toml").write_text('method = "of-a-plugin"\n')

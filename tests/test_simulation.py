@@ -186,13 +186,13 @@ def test_round_without_usable_update_changes_no_weights(method: str) -> None:
 
 
 def test_norm_cap_limits_one_huge_update() -> None:
-    free, capped = make_simulation(), make_simulation(norm_cap=2.0)
+    free, capped = make_simulation(norm_cap=0.0), make_simulation(norm_cap=2.0)
     honest = make_simulation()
     for simulation in (free, capped):
         poison(simulation, {1}, 1e3)
     norms = [run(simulation, 1)[0]["update_norm"] for simulation in (free, capped, honest)]
     assert norms[0] > 1e3
-    assert norms[1] < 2 * norms[2]
+    assert norms[1] < 3 * norms[2]  # one of four: two medians over three of them
 
 
 @pytest.mark.parametrize("model", ["mlp", "batchnorm"])
@@ -277,29 +277,32 @@ def test_the_record_says_what_the_start_cost() -> None:
         trained.append(0)
         records.append(simulation.run_round(evaluate=False))
     simulation.close()
-    assert [record.get("start_trials") for record in records] == [*(n - 3 for n in trained[:4]), None, None]
-    assert min(trained[:4]) > 9
-    assert trained[4:] == [3, 3]
+    judges = trained[0] - records[0]["start_trials"] - 3  # their batches are not local rounds
+    assert judges > 0
+    assert judges % len(simulation.partition.sizes) == 0
+    assert records[0]["start_trials"] > 3 * 9
+    assert [record.get("start_trials") for record in records[1:]] == [None] * 5
+    assert trained[1:] == [3] * 5
 
 
-def test_in_the_first_round_every_client_trains_at_the_rate_it_votes_for() -> None:
+def test_the_first_round_trains_at_the_rate_that_was_found() -> None:
     simulation = make_simulation("fedhyper", clients_per_round=10)
     first, second = run(simulation, 2)
-    rungs = [math.log(first[key], 10**0.5) for key in ("local_lr_min", "local_lr_max")]
-    assert all(abs(rung - round(rung)) < 1e-9 for rung in rungs)
-    assert first["local_lr_min"] <= second["local_lr"] <= first["local_lr_max"]
-    assert second["local_lr_min"] == second["local_lr_max"]
+    rung = math.log(first["local_lr"], 10**0.5)
+    assert rung == pytest.approx(round(rung), abs=1e-9)
+    assert first["local_lr_min"] == first["local_lr_max"] == second["local_lr"]
     assert first["clients_used"] == 10  # no round is lost
 
 
-def test_with_three_clients_a_round_the_start_takes_four_rounds() -> None:
-    simulation = make_simulation("fedhyper", clients_per_round=3)
+@pytest.mark.parametrize("asked", [1, 3, 12])
+def test_the_start_takes_one_round_however_few_clients_there_are(asked: int) -> None:
+    simulation = make_simulation("fedhyper", clients_per_round=asked)
     climbs = []
-    for _ in range(6):
+    for _ in range(3):
         climbs.append(simulation.server_state.climbs)
         simulation.run_round(evaluate=False)
     simulation.close()
-    assert climbs == [True] * 4 + [False] * 2
+    assert climbs == [True, False, False]
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])

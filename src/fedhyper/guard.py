@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, median_low
 
 from fedhyper.arrays import Array, elementwise, in_pieces, is_number, isfinite, where
+
+NORM_CAP = 1.5  # medians: what it costs clean runs, and what it keeps from hostile ones, is in docs/security.md
+WEIGHT_CAP = 10.0  # medians: about Dirichlet 0.1's largest client; who claims more and hardly moves holds the rest back
 
 
 def clamp(value: Array, low: float, high: float, keep: Array) -> Array:
@@ -50,10 +53,34 @@ def reject_reason(delta: Array, like: Array, examples: object) -> str | None:
     return None
 
 
-def norm_caps(norms: Sequence[float], factor: float) -> list[float]:
-    """What to multiply each update with so that none is longer than ``factor`` × the median norm: min(1, c·med/|Δ_m|).
+def fair_weights(
+    weights: Sequence[float], norms: Sequence[float], norm_cap: float = NORM_CAP, weight_cap: float = WEIGHT_CAP
+) -> list[float]:
+    """What each client's update may weigh, so that none moves a run by more than its share.
 
-    One huge update can then shift the mean by at most its share; the plain mean breaks down at 1/(1 + factor).
+    weights     what the clients claim, each above 0
+    norms       |Δ_m|, finite
+    norm_cap    strongest pull w_m·|Δ_m|, in medians of the round, above 0; raising it cuts less
+    weight_cap  largest weight, in medians of the round, above 0; raising it believes more
+
+    A pull that is too strong costs the client weight: no array is touched, and whoever makes the mean can be told. The
+    median is over clients that moved: one that sends zeros cannot lower it. With a share p of hostile clients that all
+    pull one way the mean keeps its sign while p < ρ/(ρ + norm_cap), ρ ≤ 1 being how far the honest agree.
+
+    Tried, and no better: one median for whoever points against all the others, and taking that part out of its update
+    (both need every inner product, and cost as much accuracy where data are skewed).
     """
-    limit = factor * median(norms) if norms else 0.0
-    return [1.0 if norm <= limit else limit / norm for norm in norms]
+    fair = [float(weight) for weight in weights]
+    heaviest = weight_cap * median_low(fair) if fair else 0.0
+    fair = [min(weight, heaviest) for weight in fair]
+    pulls = [weight * norm for weight, norm in zip(fair, norms, strict=True)]
+    moved = [pull for pull in pulls if pull > 0]
+    strongest = norm_cap * median(moved) if moved else 0.0
+    return [w if pull <= strongest else w * (strongest / pull) for w, pull in zip(fair, pulls, strict=True)]
+
+
+def bounded(values: Sequence[float], factor: float) -> list[float]:
+    """Numbers that clients report, none of them below 0: at most ``factor`` medians each; not finite: the median."""
+    known = [value for value in values if 0 <= value < math.inf]
+    middle = median_low(known) if known else 0.0
+    return [min(value, factor * middle) if 0 <= value < math.inf else middle for value in values]

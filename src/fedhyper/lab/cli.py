@@ -5,13 +5,15 @@ Nothing heavy is imported here: ``fedhyper --help`` must not wait for torch, and
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhyper.errors import UserError, printable
+from fedhyper.errors import StorageError, UserError, printable
 
 # Which extra brings the package that is missing.
 _EXTRAS = {
@@ -20,6 +22,7 @@ _EXTRAS = {
     "flower": ("flwr", "ray"),
     **{name: (name,) for name in ("tensorboard", "wandb", "mlflow", "trackio")},
 }
+_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 _BROKEN_PIPE = 141  # 128 + SIGPIPE: whoever read our output has gone
 
 
@@ -32,11 +35,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:
-        code = _BROKEN_PIPE
-    if code > 128:
-        # Interrupted in the middle of a round: its threads need not be waited for. And after a broken pipe the
-        # interpreter would try to flush once more.
+    except OSError as error:
+        code = _unwritten(error, debug)
+    if code > 128 or code == StorageError.exit_code:
+        # Interrupted in the middle of a round: its threads need not be waited for. And where output cannot be written
+        # the interpreter would try to flush once more.
         os._exit(code)
     sys.exit(code)
 
@@ -54,10 +57,28 @@ def _run(arguments: list[str], debug: bool) -> int:
         if extra is None:
             raise
         return _fail(f"{package} is not installed; run pip install 'fedhyper[{extra}]'", 2, debug)
-    except BrokenPipeError:
-        return _BROKEN_PIPE
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # click or rich met it before us, and says 1
+            return _BROKEN_PIPE
+        raise
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            name = printable(str(error.filename), 60)
+            return _fail(f"{name}: {error.strerror}; choose a shorter one", StorageError.exit_code, debug)
+        if error.filename is not None or error.errno not in _OUTPUT:
+            raise
+        return _unwritten(error, debug)
     except KeyboardInterrupt:
         return _fail("interrupted", 130, debug)
+
+
+def _unwritten(error: OSError, debug: bool) -> int:
+    """What was printed did not arrive: its reader has gone, or the disk it goes to is full."""
+    if isinstance(error, BrokenPipeError):
+        return _BROKEN_PIPE
+    with contextlib.suppress(OSError):  # stderr may go to the same place
+        _fail(f"the output cannot be written: {error.strerror}; free space, or send it elsewhere", 74, debug)
+    return StorageError.exit_code
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -1,36 +1,49 @@
-"""The weighted mean of what clients sent, over those that can be believed."""
+"""The mean of what clients sent, over those that can be believed, and no further than they can be believed."""
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from statistics import median_low
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedhyper.arrays import inner
-from fedhyper.guard import all_finite, norm_caps, reject_reason
+from fedhyper.guard import all_finite, bounded, fair_weights, reject_reason
 from fedhyper.loop import RoundReport
 from fedhyper.sim.engines.base import Reply
+from fedhyper.sim.robust import Kind, robust
+
+_IN_MEMORY = 1 << 30  # bytes of updates that are held at once; beyond, they go to disk
 
 
 class Aggregate:
-    """The weighted mean of what clients sent, summed in float64 in the order in which they were asked."""
+    """The mean of what clients sent, weighted, summed in float64 in the order in which they were asked.
 
-    def __init__(self, like: Tensor, requires: frozenset[str], weighting: str) -> None:
-        self.like, self.requires, self.weighting = like, requires, weighting
+    like       an update must have its shape
+    requires   what the plan reads, see ``Plan.requires``
+    kind       "mean"; or one that holds against some hostile clients, weighs all alike, and keeps every update
+    norm_cap   |Δ_m|² counts up to its square, in medians; 0: whatever it is
+    """
+
+    def __init__(self, like: Tensor, requires: frozenset[str], kind: Kind = "mean", norm_cap: float = 0.0) -> None:
+        self.like, self.requires, self.kind, self.norm_cap = like, requires, kind, norm_cap
         self.sent = self.used = 0
         self.rejected: Counter[str] = Counter()
         self._total = 0.0
         self._sums: list[Tensor] = []
-        self._scalars = np.zeros(4)
+        self._kept: list[Reply] = []
+        self._shares: list[float] = []
+        self._scalars: list[tuple[float, float, float, float]] = []
         self._low, self._high = math.inf, -math.inf
         self._first: list[float] = []
 
     def add(self, reply: Reply) -> None:
-        """Take one reply in, or count why not. An update must have the shape of ``like``."""
+        """Take one reply in, or count why not."""
         self.sent += 1
         reason = reject_reason(reply.delta, self.like, reply.examples)
         if reason is None and not all_finite(reply.buffers):
@@ -39,44 +52,60 @@ class Aggregate:
             self.rejected[reason] += 1
             return
         self.used += 1
-        share = float(reply.examples) if self.weighting == "examples" else 1.0
+        share = float(reply.examples)
         self._total += share
         if not self._sums:
             self._sums = [torch.zeros_like(v, dtype=torch.float64) for v in (reply.delta, reply.buffers)]
             self._counters = reply.counters
-        for total, vector in zip(self._sums, (reply.delta, reply.buffers), strict=True):
-            total.add_(vector, alpha=share)
+        if self.kind == "mean":
+            for total, vector in zip(self._sums, (reply.delta, reply.buffers), strict=True):
+                total.add_(vector, alpha=share)
+        else:
+            self._kept.append(reply)
         self._counters = torch.maximum(self._counters, reply.counters)
         sq_norm = float(inner(reply.delta, reply.delta)) if "sq_norm" in self.requires else math.nan
-        self._scalars += share * np.array([reply.mean_loss, sq_norm, reply.lr_mean, reply.lr_last])
+        self._shares.append(share)
+        self._scalars.append((reply.mean_loss, sq_norm, reply.lr_mean, reply.lr_last))
         self._first.append(reply.first_loss)
-        self._low, self._high = min(self._low, reply.lr_min), max(self._high, reply.lr_max)
+        if math.isfinite(reply.lr_min) and math.isfinite(reply.lr_max):
+            self._low, self._high = min(self._low, reply.lr_min), max(self._high, reply.lr_max)
 
-    def _mean(self, i: int) -> float:
-        return float(self._scalars[i] / self._total) if self._total else math.nan
+    def _mean(self, i: int, most: float = math.inf) -> float:
+        """The weighted mean of a number that clients report; none counts for more than ``most`` medians of it."""
+        values = [row[i] for row in self._scalars]
+        values = bounded(values, most) if most < math.inf else values
+        known = [(share, value) for share, value in zip(self._shares, values, strict=True) if math.isfinite(value)]
+        total = weight = 0.0
+        for share, value in known:  # one after the other: math.fsum would have other bits than a run had before
+            total, weight = total + share * value, weight + share
+        return total / weight if known else math.nan
 
     def report(self, votes: tuple[tuple[int, float], ...] | None = None) -> RoundReport:
         """What the server's loop reads of the round; Δ_t = Σ p_m Δ_m in float32."""
         if not self.used:
             return RoundReport(refused=self.sent)
-        delta, statistics = ((total / self._total).float() for total in self._sums)
-        sq_norm = self._mean(1) if "sq_norm" in self.requires else None
+        if self.kind == "mean":
+            delta, statistics = ((total / self._total).float() for total in self._sums)
+        else:
+            delta, statistics = robust(self.kind, [r.delta for r in self._kept], [r.buffers for r in self._kept])
+        sq_norm = self._mean(1, self.norm_cap**2 or math.inf) if "sq_norm" in self.requires else None
         refused, climbed = self.sent - self.used, votes is not None
         return RoundReport(delta, tuple(self._first), sq_norm, statistics, refused, votes, climbed)
 
     @property
     def train_loss(self) -> float:
-        """Mean over clients of the mean loss of their local steps."""
+        """Mean over clients of the mean loss of their local steps. It is shown, and decides nothing."""
         return self._mean(0)
 
     @property
     def last_lr(self) -> float:
-        """Mean of the clients' last rates."""
-        return self._mean(3)
+        """The middle one of the clients' last rates, which with ``carry`` is where the next round begins."""
+        known = [row[3] for row in self._scalars if math.isfinite(row[3])]
+        return median_low(known) if known else math.nan
 
     def rates(self, sent: float) -> dict[str, float]:
         """Mean, lowest and highest local rate that was used; what was sent when nothing came back."""
-        if not self.used:
+        if not self.used or self._low > self._high:
             return {"local_lr": sent, "local_lr_min": sent, "local_lr_max": sent}
         mean = self._low if self._low == self._high else self._mean(2)  # the mean of equal numbers is that number
         return {"local_lr": mean, "local_lr_min": self._low, "local_lr_max": self._high}
@@ -86,10 +115,31 @@ class Aggregate:
         return self._counters if old.numel() and self.used else old
 
 
-def capped(replies: Iterator[Reply], norm_cap: float) -> Iterator[Reply]:
-    """Every update shortened to at most ``norm_cap`` × the median length; needs all of them at once."""
-    usable = list(replies)
-    norms = [math.sqrt(float(inner(r.delta, r.delta))) for r in usable]
-    caps = iter(norm_caps([n for n in norms if math.isfinite(n)], norm_cap))
-    for reply, norm in zip(usable, norms, strict=True):
-        yield reply._replace(delta=reply.delta * next(caps)) if math.isfinite(norm) else reply
+def judged(replies: Iterator[Reply], like: Tensor, norm_cap: float) -> Iterator[Reply]:
+    """The replies, each with the weight that ``guard.fair_weights`` leaves it; all of them are held at once.
+
+    One that will be refused anyway is passed on as it is, and has no say in what is usual.
+    """
+    held = list(_held(replies))
+    sound = [i for i, reply in enumerate(held) if reject_reason(reply.delta, like, reply.examples) is None]
+    norms = [math.sqrt(float(inner(held[i].delta, held[i].delta))) for i in sound]
+    claimed = [float(held[i].examples) for i in sound]
+    fair = fair_weights(claimed, norms, norm_cap)
+    for i, weight in zip(sound, fair, strict=True):
+        held[i] = held[i]._replace(examples=weight)
+    return iter(held)
+
+
+def _held(replies: Iterator[Reply]) -> Iterator[Reply]:
+    """The replies; what they have beyond ``_IN_MEMORY`` bytes together lies in files without a name until then."""
+    total = 0
+    for reply in replies:
+        total += reply.delta.nbytes
+        yield reply if total <= _IN_MEMORY else reply._replace(delta=_on_disk(reply.delta))
+
+
+def _on_disk(vector: Tensor) -> Tensor:
+    with tempfile.TemporaryFile() as file:
+        file.write(vector.numpy().data)  # not through the mapping: a full disk is an error here, and a signal there
+        file.flush()
+        return torch.from_numpy(np.memmap(file, vector.numpy().dtype, mode="c"))

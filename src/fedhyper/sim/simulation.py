@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import time
@@ -16,34 +15,27 @@ from torch import Tensor, nn
 from fedhyper.arrays import cosine, inner
 from fedhyper.automatic.ladder import Ladder
 from fedhyper.client.vectors import FlatModel
+from fedhyper.errors import UserError
+from fedhyper.guard import NORM_CAP
 from fedhyper.loop import Decision, LoopState, ServerLoop
-from fedhyper.sim.aggregate import Aggregate, capped
-from fedhyper.sim.climbing import Votes
+from fedhyper.privacy import RUNGS, Privacy
+from fedhyper.sim.aggregate import Aggregate, judged
+from fedhyper.sim.climbing import Votes, climb
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent, gather, make_engine, scatter
+from fedhyper.sim.engines.threads import one_thread
 from fedhyper.sim.methods import Method
 from fedhyper.sim.models import check_batches
+from fedhyper.sim.private import PrivateAggregate
 from fedhyper.sim.rng import generator
+from fedhyper.sim.robust import Kind
 from fedhyper.sim.start import PANEL, Panel, Start, find_start
 from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord, finite
+from fedhyper.storage.restoring import check_state
 
 _SCALAR_BYTES = 8
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch computes in one thread: a sum split among several has other bits. Parallel are the clients.
-
-    Around every round, not once: another simulation that ends meanwhile gives torch its threads back.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class RunState(NamedTuple):
@@ -52,7 +44,9 @@ class RunState(NamedTuple):
     loop: LoopState  # weights, rates, what the server remembers
     delta: Tensor | float  # Δ_t-1, for CL's clients; 0: there is none
     counters: Tensor  # integer buffers: the largest of the clients'
-    carried_lr: float  # mean of the clients' final rates (CL with carry); NaN: not in use
+    carried_lr: float  # median of the clients' final rates (CL with carry); NaN: not in use
+    clip: float = math.nan  # C of the next round, in a private run
+    released: int = 0  # and how often something was told with noise: once a round, twice where votes were counted
 
 
 class Step(NamedTuple):
@@ -95,9 +89,13 @@ class Simulation:
     seed               where all randomness comes from: who is sampled, and the order of the batches
     local_steps        steps a client makes in a round, instead of epochs; 0: as many as the epochs have
     weighting          a client's weight in the mean: its examples, or all alike
-    sampling           who is chosen: all alike, or by the data held
-    carry              CL: a round starts from the mean of the clients' last rates, not from the method's local rate
-    norm_cap           longest update, in medians of the round; raising it cuts less, 0 cuts nothing
+    sampling           who is chosen: all alike, by the data held, or "poisson": each by a coin of its own, so that
+                       clients_per_round is a mean
+    carry              CL: a round starts from the median of the clients' last rates, not from the method's local rate
+    norm_cap           strongest pull (weight × length of the update), in medians of the round; raising it cuts less,
+                       0 cuts nothing, and then updates need not be held
+    aggregate          "mean", or one that holds against some hostile clients: "trimmed", "median", "krum"
+    privacy            clip, and add noise to the mean (uniform weighting, poisson sampling); None: do not
     engine             "sequential" is the slow twin of "fast"; an ``Engine`` of one's own trains clients elsewhere, as
                        Flower's nodes do
     workers            threads that train clients, at least 1; never changes a result
@@ -118,9 +116,11 @@ class Simulation:
         seed: int,
         local_steps: int = 0,
         weighting: Literal["examples", "uniform"] = "examples",
-        sampling: Literal["uniform", "size"] = "uniform",
+        sampling: Literal["uniform", "size", "poisson"] = "uniform",
         carry: bool = False,
-        norm_cap: float = 0.0,
+        norm_cap: float = NORM_CAP,
+        aggregate: Kind = "mean",
+        privacy: Privacy | None = None,
         engine: Literal["fast", "sequential"] | Engine = "fast",
         workers: int = 1,
         device: str = "cpu",
@@ -129,7 +129,8 @@ class Simulation:
         self.task, self.partition, self.method = task, partition, method
         self.clients_per_round, self.local_epochs, self.local_steps = clients_per_round, local_epochs, local_steps
         self.batch_size, self.seed, self.weighting, self.sampling = batch_size, seed, weighting, sampling
-        self.carry, self.norm_cap = carry, norm_cap
+        self.carry, self.norm_cap, self.aggregate = carry, norm_cap, aggregate
+        self.privacy = privacy
         check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
         if isinstance(engine, str):
@@ -140,7 +141,13 @@ class Simulation:
         self.loop = ServerLoop(method.plan, method.server, method.average)
         counters = gather(list(self._flat.counters.values()), torch.int64)
         start = self.loop.init(self._flat.weights.clone(), self._flat.buffers.float().clone())
-        self._state = RunState(start, delta=0.0, counters=counters, carried_lr=math.nan)
+        self._state = self._fresh = RunState(
+            start, 0.0, counters, carried_lr=math.nan, clip=math.nan if privacy is None else privacy.clip
+        )
+        if privacy is not None and (self._flat.buffers.numel() or counters.numel()):
+            raise UserError(
+                "privacy: the model averages statistics, which have no noise; use one without (norm = group)"
+            )
 
     @property
     def round(self) -> int:
@@ -198,8 +205,14 @@ class Simulation:
                 "reject_reasons": dict(sorted(total.rejected.items())),
                 "rollback": step.decision.action == "rollback",
                 **({} if start is None else {"start_trials": start.trials}),
+                **self._spent(step.state.released),
             }
         )
+
+    def _spent(self, times: int) -> dict[str, float]:
+        """ε so far, in a private run."""
+        share = self.clients_per_round / self.partition.clients
+        return {} if self.privacy is None else {"epsilon": self.privacy.epsilon(times, share)}
 
     def _sent(self, state: RunState) -> Sent:
         """What the clients of a round get: w_t, β_t (and Δ_t-1 for CL's global term)."""
@@ -216,17 +229,25 @@ class Simulation:
 
         # M clients take K local steps each and return Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
         replies = self.engine.train(self._client_tasks(state.loop.round), sent)
-        total = Aggregate(sent.weights, plan.requires, self.weighting)
-        for reply in capped(replies, self.norm_cap) if self.norm_cap else replies:
+        total, clip = Aggregate(sent.weights, plan.requires, self.aggregate, self.norm_cap), state.clip
+        if self.privacy is not None:
+            rng = generator(self.seed, "privacy", state.loop.round)
+            total = PrivateAggregate(sent.weights, self.privacy, clip, self.clients_per_round, rng)
+        if self.weighting == "uniform":
+            replies = (reply._replace(examples=1) for reply in replies)
+        if self.norm_cap:
+            replies = judged(replies, sent.weights, self.norm_cap)
+        for reply in replies:
             total.add(reply)
         report, trained = total.report(votes), time.perf_counter()
+        clip = total.next_clip() if isinstance(total, PrivateAggregate) else clip
 
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
         loop, decision = self.loop.update(state.loop, report)
-        new = state._replace(loop=loop)
+        new = state._replace(loop=loop, clip=clip, released=state.released + 1 + (votes is not None))
         if report.delta is not None and decision.action == "step":
             carried = total.last_lr if self.carry else math.nan
-            new = RunState(loop, report.delta, total.counters(state.counters), carried)
+            new = new._replace(delta=report.delta, counters=total.counters(state.counters), carried_lr=carried)
         elif decision.action == "rollback":
             new = new._replace(delta=0.0)
         return Step(new, sent, total, report.delta, decision, trained)
@@ -235,6 +256,12 @@ class Simulation:
         """Clients of this round, and of the next ones if these are few, try rates out at the weights of this one."""
         state, sizes, sent = self._state, self.partition.sizes, self._sent(self._state)
         t = state.loop.round
+        if self.privacy is not None:  # a panel's losses would tell more than votes, which are counted with noise
+            climbed = climb(self.engine, self._client_tasks(t), sent, ladder)
+            noise = generator(self.seed, "votes", t).standard_normal(RUNGS).tolist()
+            counted = self.privacy.counted([rung for rung, _ in climbed.votes], noise)
+            voted = ladder.voted([rung for rung, _ in counted])
+            return Start(() if voted is None else ((voted, 0.0),) * ladder.voices, climbed.trials)
 
         def voters(round_: int) -> list[ClientTask]:
             tasks = self._client_tasks(round_)
@@ -261,7 +288,9 @@ class Simulation:
         """Who trains in round ``t`` and on which batches, longest first: that balances the workers."""
         sizes = self.partition.sizes
         rng = generator(self.seed, "clients", t)
-        if self.sampling == "uniform":
+        if self.sampling == "poisson":
+            chosen = np.flatnonzero(rng.random(len(sizes)) < self.clients_per_round / len(sizes))
+        elif self.sampling == "uniform":
             chosen = rng.choice(len(sizes), self.clients_per_round, replace=False, shuffle=False)
         else:
             chosen = rng.choice(len(sizes), self.clients_per_round, replace=False, p=sizes / sizes.sum(), shuffle=False)
@@ -318,8 +347,10 @@ class Simulation:
         return tensors, values
 
     def restore(self, tensors: dict[str, Tensor], values: Any) -> None:
-        """Continue from ``state()``, to the same bits."""
-        self._state = from_plain(values, tensors, self._state)
+        """Continue from ``state()``, to the same bits; ValueError, and nothing changed, if it is none of this run."""
+        restored = from_plain(values, tensors, self._fresh)
+        check_state(restored, self._fresh)
+        self._state = restored
 
     def close(self) -> None:
         """End the workers."""

@@ -85,7 +85,7 @@ def find_start(
     """``cohorts``: who votes in this round and, if these are few, in the next; ``run``: one that has such votes."""
     first = climb(engine, next(cohorts), sent, ladder, share)
     votes, trials = list(first.votes), first.trials
-    while len(votes) < ladder.voices and (cohort := next(cohorts, None)):
+    while len(votes) < ladder.voices and (cohort := next(cohorts, None)) is not None:
         more = climb(engine, cohort, sent, ladder)
         votes, trials = [*votes, *more.votes], trials + more.trials
     voted = ladder.voted([rung for rung, _ in votes])

@@ -31,6 +31,7 @@ class RoundRecord(TypedDict):
     rollback: bool  # whether the weights went back to the last good ones
     start_trials: NotRequired[int]  # local rounds beyond one a client, in a round whose clients tried rates out
     validation_accuracy: NotRequired[float | None]  # on what the server holds out; None: not evaluated
+    epsilon: NotRequired[float | None]  # ε(δ) spent so far, in a private run; None: none holds
     client_accuracy: NotRequired[list[float]]  # on each client's own data, in client order
 
 

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedhyper.client.constants import LocalOptimizer
 from fedhyper.errors import UserError, did_you_mean, printable, shown
+from fedhyper.guard import NORM_CAP
 from fedhyper.lab.config.explain import blamed, explain
 from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
+from fedhyper.privacy import Privacy
 from fedhyper.settings import settings_of
 from fedhyper.sim.keywords import Later, checked_options, keyword_options
 from fedhyper.sim.methods import Local, Method, make_method, method_options
@@ -68,6 +70,19 @@ class PartitionConfig(Strict):
         return keyword_options(split) | values | own
 
 
+class PrivacyConfig(Strict):
+    """Private training: updates clipped, and noise on their mean; see ``fedhyper.privacy``."""
+
+    noise: float = Field(1.0, gt=0, le=1e6, description="z: deviation of the noise on the sum, in clipping lengths")
+    clip: float = Field(1.0, gt=0, le=1e6, description="C: longest update, in units of weights")
+    adaptive: bool = Field(True, description="C follows the median length of updates, measured with noise")
+    delta: float = Field(1e-5, gt=0, lt=1, description="δ: chance that the promise fails; well below 1/clients")
+
+
+# What a private run is made with, for whatever says otherwise would break its promise.
+_PRIVATE = {"weighting": "uniform", "sampling": "poisson", "norm_cap": 0.0, "aggregate": "mean", "carry": False}
+
+
 class Config(Strict):
     """One experiment, completely: the same config gives the same bits."""
 
@@ -87,9 +102,16 @@ class Config(Strict):
     clip_norm: float = Field(0.0, ge=0, le=1e6, description=settings_of(Local)["clip_norm"].help)
     seed: int = Field(0, ge=0, le=2**63 - 1, description="where all randomness comes from")
     weighting: Literal["examples", "uniform"] = Field("examples", description="a client's weight in the mean")
-    sampling: Literal["uniform", "size"] = Field("uniform", description="who is chosen: all alike, or by data held")
+    sampling: Literal["uniform", "size", "poisson"] = Field(
+        "uniform", description="who is chosen: all alike, by data held, or each by a coin of its own"
+    )
     carry: bool = Field(False, description="CL: a round starts from the clients' last rates, not from local_lr")
-    norm_cap: float = Field(0.0, ge=0, le=1e6, description="longest update, in medians of the round; 0 = off")
+    aggregate: Literal["mean", "trimmed", "median", "krum"] = Field(
+        "mean", description="how updates become one: mean, or one that holds against some hostile clients"
+    )
+    norm_cap: float = Field(
+        NORM_CAP, ge=0, le=1e6, description="strongest pull of one client, in medians of the round; 0 = off"
+    )
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
     validation: float = Field(
         0.0, ge=0, le=0.5, description="share of the training data the server keeps to decide when to stop; 0 = none"
@@ -101,7 +123,9 @@ class Config(Strict):
     target_accuracy: float = Field(0.0, ge=0, le=1, description="accuracy to count the rounds to; 0 = none")
     stop_at_target: bool = Field(False, description="end the run when target_accuracy is reached")
     patience: Limit = Field(0, description="end after this many evaluations without a better accuracy; 0 = never")
-    max_bad_rounds: Count = Field(5, description="end (exit code 3) after this many rounds without a usable update")
+    max_bad_rounds: Count = Field(
+        5, description="end (exit code 3) after this many rounds without a usable update, or rollbacks in close order"
+    )
     partition: PartitionConfig = Field(
         default_factory=lambda: PartitionConfig.model_validate({}), description="who holds what"
     )
@@ -109,6 +133,13 @@ class Config(Strict):
     model_options: dict[Name, Plain] = Field(
         default_factory=dict, description="the model's options, such as norm or width of resnet18"
     )
+
+    privacy: PrivacyConfig | None = Field(None, description="private training, if the table is there")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_private(cls, given: Any) -> Any:
+        return _PRIVATE | given if isinstance(given, dict) and given.get("privacy") is not None else given
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +160,8 @@ class Config(Strict):
             raise ValueError(
                 f'partition.kind = "natural": task {self.task} has no natural clients; use dirichlet, shards or iid'
             )
+        if self.privacy is not None:
+            self._check_private(self.privacy)
         TASKS.get(self.task)  # refuses an unknown one
         known = method_options(self.method)
         if self.carry and not has_client_rate(self.method):
@@ -142,6 +175,14 @@ class Config(Strict):
                 raise ValueError(f"options.{name} = {shown(value)} must be {known[name].says.allowed}")
         self.make_method()
         return self
+
+    def _check_private(self, privacy: PrivacyConfig) -> None:
+        for key, value in _PRIVATE.items():
+            if getattr(self, key) != value:
+                raise ValueError(
+                    f"{key} = {shown(getattr(self, key))} does not go with [privacy]; it needs {shown(value)}"
+                )
+        Privacy(**privacy.model_dump()).on_updates(self.clients_per_round)
 
     def make_method(self) -> Method:
         """The method with its rates and options, and what clients step with."""
@@ -162,10 +203,13 @@ class Config(Strict):
 
     def values(self) -> dict[str, Any]:
         """Plain values, tables as dicts, the method's own defaults for its options: what ``config.toml`` holds."""
-        values = self.model_dump()
+        values = self.model_dump(exclude={"privacy"} if self.privacy is None else None)
         values["partition"] = self.partition.values()
         values["options"] = option_defaults(self.method) | self.method_options
         return {key: 0.0 if value == 0 and isinstance(value, float) else value for key, value in values.items()}
+
+
+_KEYS = [*Config.model_fields, *(f"privacy.{name}" for name in PrivacyConfig.model_fields)]
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -188,7 +232,7 @@ def make_config(values: dict[str, Any], source: str = "config", overridden: Iter
     except UserError as error:
         raise UserError(f"{blamed(str(error), source, overridden)}: {error}") from error
     except ValidationError as error:
-        raise UserError(explain(error, source, overridden, list(Config.model_fields))) from None
+        raise UserError(explain(error, source, overridden, _KEYS)) from None
 
 
 def dump(config: Config) -> str:

@@ -60,7 +60,7 @@ def _row(
 ) -> Planned:
     chosen = VARIANTS[variant]
     flat = SETTINGS[scale][task] | experiment.changes.get(scale, {}) | chosen.settings | level.settings
-    values: dict[str, Any] = {"task": task, "method": chosen.method, "seed": seed}
+    values: dict[str, Any] = {"task": task, "method": chosen.method, "seed": seed, "norm_cap": 0.0}
     for key, value in flat.items():
         put(values, key, copy.copy(value))
     name = cell_name([("task", task), ("variant", variant), *level.settings.items(), ("seed", seed)])

@@ -32,8 +32,8 @@ def fedavg_groups(group: Group, groups: Sequence[Group]) -> list[Group]:
 def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
     """The FedAvg groups whose cost this one's is measured against: those with its own initial rates if there are any.
 
-    For accuracies take ``fedavg_groups`` and the best of them: FedAvg at the same bad rate is no rival. ``fedhyper`` has
-    no initial rates, whatever its config says.
+    For accuracies take ``fedavg_groups`` and the best of them: FedAvg at the same bad rate is no rival.
+    ``fedhyper`` has no initial rates, whatever its config says.
     """
     candidates = fedavg_groups(group, groups)
     if group.method.partition("+")[0] == "fedhyper":

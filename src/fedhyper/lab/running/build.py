@@ -15,6 +15,7 @@ import fedhyper
 from fedhyper.errors import UserError, printable
 from fedhyper.lab.config.model import Config
 from fedhyper.lab.plugins import imported
+from fedhyper.privacy import Privacy
 
 if TYPE_CHECKING:
     from fedhyper.sim.data.partition import Partition
@@ -94,6 +95,8 @@ def make_simulation(config: Config, *, workers: int | None = None, device: str =
         sampling=config.sampling,
         carry=config.carry,
         norm_cap=config.norm_cap,
+        aggregate=config.aggregate,
+        privacy=None if config.privacy is None else Privacy(**config.privacy.model_dump()),
         engine=config.engine,
         workers=workers or cores(),
         device=device,

@@ -9,6 +9,7 @@ weights.safetensors                                      at the end
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -32,10 +33,10 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self.metrics_bytes = 0
+        self.metrics_bytes, self._digest = 0, hashlib.sha256()
         self._metrics = -1
-        self._new = not self.path.exists()
         with disk_errors(self.path):
+            self._new = not self.path.exists()
             _refuse_foreign(self.path)
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
             self._lock = lock(self.path)
@@ -93,8 +94,11 @@ class RunDirectory:
 
     # --- metrics ---------------------------------------------------------------------------------------------
 
-    def open_metrics(self, keep: int) -> list[dict[str, Any]]:
-        """Make ``metrics.jsonl`` ready for more, cut to its first ``keep`` bytes; the records in them come back."""
+    def open_metrics(self, keep: int, sha256: str | None = None) -> list[dict[str, Any]]:
+        """Make ``metrics.jsonl`` ready for more, cut to its first ``keep`` bytes; the records in them come back.
+
+        ``sha256``: of these bytes, as the checkpoint knows it; None: it does not.
+        """
         path = self.path / "metrics.jsonl"
         with disk_errors(path):
             self._metrics = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
@@ -104,8 +108,11 @@ class RunDirectory:
             os.ftruncate(self._metrics, keep)
             with os.fdopen(os.dup(self._metrics), "rb") as file:
                 file.seek(0)
-                lines = file.read().splitlines()
-        self.metrics_bytes = keep
+                content = file.read()
+        self._digest = hashlib.sha256(content)
+        if sha256 is not None and self._digest.hexdigest() != sha256:
+            raise CheckpointRefused(f"{path} was changed since its checkpoint; its run cannot be continued")
+        lines, self.metrics_bytes = content.splitlines(), keep
         try:
             return [json.loads(line) for line in lines]
         except ValueError as error:
@@ -121,6 +128,7 @@ class RunDirectory:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._metrics, self.metrics_bytes)
                 raise
+        self._digest.update(line)
         self.metrics_bytes += len(line)
 
     # --- checkpoints -----------------------------------------------------------------------------------------
@@ -129,7 +137,8 @@ class RunDirectory:
         """The state after round ``t``, then forget all but the newest. The metrics reach the disk first."""
         with disk_errors(self.path / "metrics.jsonl"):
             os.fsync(self._metrics)
-        checkpoint.save(self._checkpoint(t), tensors, values | {"round": t, "metrics_bytes": self.metrics_bytes})
+        metrics = {"metrics_bytes": self.metrics_bytes, "metrics_sha256": self._digest.hexdigest()}
+        checkpoint.save(self._checkpoint(t), tensors, values | {"round": t} | metrics)
         with disk_errors(self.path / "checkpoint"):
             for old in self.checkpoints()[:-KEEP]:
                 old.unlink(missing_ok=True)

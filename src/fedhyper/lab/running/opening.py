@@ -41,7 +41,9 @@ def open_run(
     files: RunDirectory, config: Config, sim: Simulation, progress: Progress, known: Config | None
 ) -> list[str]:
     """Bring ``sim`` and ``progress`` to the last checkpoint, if there is one; what a person should know comes back."""
-    partition = sim.partition.to_json()
+    from fedhyper.sim.data.tasks import digests
+
+    partition = sim.partition.to_json() | {"data": digests(sim.task)}
     loaded = files.load_checkpoint() if known else None
     notes: list[str] = []
     if loaded and loaded[1]["round"] > config.rounds:
@@ -62,7 +64,7 @@ def open_run(
         return notes
     tensors, values, refused = loaded
     _restore(files, config, sim, tensors, values)
-    for record in files.open_metrics(keep=values["metrics_bytes"]):
+    for record in files.open_metrics(keep=values["metrics_bytes"], sha256=values.get("metrics_sha256")):
         progress.add(record)
     if progress.rounds != sim.round:
         raise CheckpointRefused(
@@ -79,6 +81,13 @@ def _check_world(files: RunDirectory, partition: dict[str, Any]) -> list[str]:
         files.write_json("partition.json", partition)
     elif saved.get("sha256") != partition["sha256"]:
         raise CheckpointRefused(f"{files.path / 'partition.json'}: the data or their split have changed since")
+    elif "data" not in saved:  # a run of before they were written down
+        files.write_json("partition.json", partition)
+    elif other := _changed(saved["data"], partition["data"]):
+        raise CheckpointRefused(
+            f"{files.path / 'partition.json'}: {', '.join(other)} of the data changed since the run began; "
+            "put the old files back, or choose another --out"
+        )
     env, now = files.read_json("env.json"), environment()
     if env is None:
         files.write_json("env.json", now)
@@ -87,6 +96,12 @@ def _check_world(files: RunDirectory, partition: dict[str, Any]) -> list[str]:
     if not changed:
         return []
     return [f"continued with another {', '.join(changed)}: the bits may differ from one long run"]
+
+
+def _changed(before: Any, now: dict[str, str]) -> list[str]:
+    """Whose digest is another one."""
+    known = before if isinstance(before, dict) else {}
+    return [name for name, digest in now.items() if known.get(name) != digest]
 
 
 def _restore(
@@ -101,6 +116,7 @@ def _restore(
         sim.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, values["state"])
         restored = sim.round
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise CheckpointRefused(f"{place}: not a state of this simulation ({type(error).__name__})") from error
+        what = str(error) if type(error) is ValueError else type(error).__name__
+        raise CheckpointRefused(f"{place}: not a state of this simulation ({what})") from error
     if restored != values["round"]:
         raise CheckpointRefused(f"{place}: its state is not of the round it says")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 Summary = dict[str, Any]
 Record = dict[str, Any]
 
+SETTLED = 10  # rounds without a rollback after which those before it are forgotten
+
 
 class Listener(Protocol):
     """What is told about a run while it goes on."""
@@ -62,10 +64,16 @@ class Progress:
     bytes_down: int = 0
     start_trials: int = 0  # local rounds beyond one a client, where clients tried rates out
     start_seconds: float = 0.0  # training in those rounds
+    rollbacks: int = 0  # one soon after the other; forgotten after SETTLED rounds without one
+    since_rollback: int = 0
+    epsilon: float | None = None  # spent, in a private run
 
     def add(self, record: Record) -> None:
         """Count the round ``record`` in: its seconds and bytes, and its accuracy if it was evaluated."""
-        self.rounds = record["round"]
+        self.rounds, self.epsilon = record["round"], record.get("epsilon")
+        self.since_rollback = 0 if record["rollback"] else self.since_rollback + 1
+        if record["rollback"] or self.since_rollback > SETTLED:
+            self.rollbacks = self.rollbacks + 1 if record["rollback"] else 0
         self.seconds += sum(value for key, value in record.items() if key.startswith("seconds") and value)
         self.bytes_up += record["bytes_up"]
         self.bytes_down += record["bytes_down"]
@@ -102,4 +110,5 @@ class Progress:
             "start_trials": self.start_trials,
             "start_seconds": self.start_seconds,
             "weights_sha256": weights_sha256,
+            **({} if self.epsilon is None else {"epsilon": self.epsilon}),
         }

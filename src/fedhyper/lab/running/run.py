@@ -75,7 +75,7 @@ class Run:
     def over(self) -> str | None:
         """Why there is nothing left to do, or None."""
         config, progress = self.config, self.progress
-        if self.sim.idle_rounds >= config.max_bad_rounds:
+        if max(self.sim.idle_rounds, progress.rollbacks) >= config.max_bad_rounds:
             return "diverged"
         if progress.rounds >= config.rounds:
             return "rounds"
@@ -151,16 +151,21 @@ class Run:
         diverged = self.over == "diverged"
         summary = self._write_summary("diverged" if diverged else "finished")
         if diverged:
-            config = self.config
-            raise TrainingStopped(
-                f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; "
-                + (
-                    "reject_reasons in metrics.jsonl says why"
-                    if config.finds_rates
-                    else f"start from a lower local_lr than {config.local_lr:g} or use method=fedhyper"
-                )
-            )
+            raise TrainingStopped(self._why_stopped())
         return summary
+
+    def _why_stopped(self) -> str:
+        config = self.config
+        if self.sim.idle_rounds < config.max_bad_rounds:
+            return (
+                f"{config.max_bad_rounds} rollbacks soon after each other, up to round {self.round}: what clients send "
+                "damages the model; look for hostile ones, or use aggregate=median"
+            )
+        return f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; " + (
+            "reject_reasons in metrics.jsonl says why"
+            if config.finds_rates
+            else f"start from a lower local_lr than {config.local_lr:g} or use method=fedhyper"
+        )
 
     def _write_weights(self, path: Path) -> None:
         from safetensors.torch import save

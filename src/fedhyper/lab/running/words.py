@@ -82,4 +82,6 @@ def remarks(record: Record) -> str:
         parts.append(f"rejected: {reasons}")
     if record["rollback"]:
         parts.append("rolled back")
+    if "epsilon" in record:
+        parts.append(f"ε {number(record['epsilon'])}")
     return f"  [{'; '.join(parts)}]" if parts else ""

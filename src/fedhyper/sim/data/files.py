@@ -32,7 +32,10 @@ CIFAR_RECORD = 1 + 3 * 32 * 32  # label, then 1024 red, green and blue bytes
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 # An idx file is inflated no further than this, so that a hostile .gz cannot fill the memory.
 MAX_CONTENT = 1 << 30
+MAX_TEXT = 1 << 26  # bytes of a text: sixty times the published one
+_GZIP = 1 << 16  # bytes that compressing may add
 _ahead: dict[str, Future[list[Any]]] = {}
+_digests: dict[str, dict[str, str]] = {}
 
 
 def data_dir() -> Path:
@@ -51,9 +54,13 @@ def data_dir() -> Path:
 def read_content(path: Path, limit: int = MAX_CONTENT) -> bytes:
     """The bytes of a file, inflated if it is gzip; refused if they are more than ``limit``."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            # not read_bytes: a sparse file of terabytes costs its owner nothing
+            raw = file.read(limit + _GZIP + 1)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); check the path and its rights") from error
+    if len(raw) > limit + (_GZIP if raw.startswith(b"\x1f\x8b") else 0):
+        raise _damaged(path, f"it holds more than the expected {limit:,} bytes")
     if not raw.startswith(b"\x1f\x8b"):
         return raw
     inflate = zlib.decompressobj(wbits=31)
@@ -168,7 +175,9 @@ def _check_labels(labels: Bytes, path: Path) -> None:
 
 def _limit(file: DataFile) -> int:
     # 64 bytes are more than an idx header has; a longer file still differs in size and is refused by the parser.
-    return math.prod(file.shape) + 64 if file.kind == "idx" else MAX_CONTENT
+    if file.kind == "text":
+        return MAX_TEXT
+    return math.prod(file.shape) * (CIFAR_RECORD if file.kind == "cifar" else 1) + 64
 
 
 def read_ahead(name: str) -> None:
@@ -185,6 +194,11 @@ def load_files(name: str) -> list[Any]:
     return _read_files(name) if begun is None else begun.result()
 
 
+def digests(name: str) -> dict[str, str]:
+    """The SHA-256 of each file of a dataset, as it was when this process read it last; empty: it did not."""
+    return dict(sorted(_digests.get(name, {}).items()))
+
+
 def _read_files(name: str) -> list[Any]:
     files, directory = dataset(name).files, data_dir() / name
     paths = [find_file(directory, file) for file in files]
@@ -197,7 +211,9 @@ def _read_files(name: str) -> list[Any]:
 
     def load(file: DataFile, path: Path | None) -> Any:
         assert path is not None
-        return parse_file(file, path, read_content(path, _limit(file)))
+        content = read_content(path, _limit(file))
+        _digests.setdefault(name, {})[file.path] = hashlib.sha256(content).hexdigest()
+        return parse_file(file, path, content)
 
     # zlib releases the interpreter while it works, so two threads inflate two files at once.
     with ThreadPoolExecutor(2) as pool:

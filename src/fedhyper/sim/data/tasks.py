@@ -6,6 +6,7 @@ A task is one function that returns a ``Task``; ``register_task`` gives it a nam
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +129,14 @@ class Task:
         place[kept] = np.arange(len(kept))
         mapped = (place[group] for group in self.groups)
         return tuple(group[group >= 0] for group in mapped if (group >= 0).any())
+
+
+def digests(task: Task) -> dict[str, str]:
+    """What the task's data are, by SHA-256: of its files, or where it has none of its tensors."""
+    from fedhyper.sim.data.files import digests as of_files
+
+    parts = {part: getattr(task, part) for part in ("train_x", "train_y", "test_x", "test_y")}
+    return of_files(task.name) or {name: hashlib.sha256(t.numpy().tobytes()).hexdigest() for name, t in parts.items()}
 
 
 def load_task(name: str, *, subset: int | None = None) -> Task:

@@ -35,7 +35,7 @@ class Reply(NamedTuple):
     """What one client sends back. ``delta`` = w_t − w_m, flat, in the standard layout; losses are means per example."""
 
     client: int
-    examples: int
+    examples: float  # its weight in the mean
     delta: Tensor
     buffers: Tensor
     counters: Tensor

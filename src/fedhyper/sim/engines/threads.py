@@ -6,6 +6,7 @@ thread per worker also makes results independent of any thread count.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import os
@@ -43,6 +44,20 @@ def keep_freed_memory() -> None:
     if mallopt is not None:  # musl has none
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread: a sum split among several has other bits. Parallel are the clients.
+
+    Around every round, not once: another simulation that ends meanwhile gives torch its threads back.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Data:

@@ -1,0 +1,174 @@
+"""The learning-rate-free start in the simulator: votes, a panel that checks them, and rates that compete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedhyper.automatic.ladder import Ladder
+from fedhyper.lab.config.model import make_config
+from fedhyper.lab.running.build import make_simulation
+from fedhyper.sim.engines.base import ClientTask, Reply, Sent
+from fedhyper.sim.start import Entrant, Panel, centre, race
+
+# --- who competes -------------------------------------------------------------------------------------------------
+
+
+def test_the_rung_nearest_to_the_votes_the_lower_of_two() -> None:
+    ladder = Ladder()
+    assert ladder.voted([-1] * 10) == -1
+    assert ladder.voted([-1, -1, 0, 0]) == -1
+    assert ladder.voted([-1, 0]) == -1  # halfway
+    assert ladder.voted([]) is None
+
+
+def test_candidates_are_what_was_voted_for_the_rung_below_and_the_panels_own() -> None:
+    assert Ladder.candidates(-1, {-4: -0.1, -3: -0.3, -1: 0.2}) == [-3, -2, -1]
+    assert Ladder.candidates(-1, {-2: -0.3}) == [-2, -1]
+    assert Ladder.candidates(-1, {-4: 0.0, -3: 0.3}) == [-2, -1]  # it gains nowhere, so it has no choice
+    assert Ladder.candidates(None, {-4: -0.1}) == [-4]  # nobody votes
+    assert Ladder.candidates(None, {}) == []
+
+
+# --- the panel ----------------------------------------------------------------------------------------------------
+
+
+class Stub:
+    """An engine whose clients' first loss is what ``loss`` says of the weights they were sent."""
+
+    def __init__(self, loss: Callable[[int, float], float]) -> None:
+        self.loss = loss
+
+    def train(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
+        nothing = torch.zeros(0)
+        return [
+            Reply(t.client, 1, nothing, nothing, nothing, self.loss(t.client, float(sent.weights[0])), *[0.0] * 5)
+            for t in tasks
+        ]
+
+
+def panel_of(loss: Callable[[int, float], float], clients: int = 50) -> Panel:
+    tasks = [ClientTask(i, 1, []) for i in range(clients)]
+    return Panel(Stub(loss), tasks, Sent(torch.zeros(1), torch.zeros(0), torch.zeros(0), 0.1, None))  # type: ignore[arg-type]
+
+
+def at(weight: float) -> Tensor:
+    return torch.full((1,), weight)
+
+
+def test_a_panel_compares_each_client_with_itself() -> None:
+    panel = panel_of(lambda client, w: 10.0 * client + w)
+    assert panel.loses(at(-0.5)) == pytest.approx([-0.5] * 50)
+    shifted = panel_of(lambda client, w: 10.0 * client + w - 1000)
+    assert shifted.loses(at(-0.5)) == pytest.approx([-0.5] * 50)
+
+
+@pytest.mark.parametrize("lie", [1e9, -1e9, math.nan, math.inf])
+def test_one_liar_of_ten_has_no_say_in_a_panel(lie: float) -> None:
+    honest = panel_of(lambda client, w: w)
+    lying = panel_of(lambda client, w: lie if client % 10 == 3 and w else w)
+    for weight in (-0.5, 0.25):
+        assert centre(lying.loses(at(weight)))[0] == pytest.approx(centre(honest.loses(at(weight)))[0])
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60))
+def test_the_centre_lies_inside_and_has_an_error(values: list[float]) -> None:
+    mean, error = centre(values)
+    assert min(values) - 1e-9 <= mean <= max(values) + 1e-9
+    assert error >= 0
+
+
+# --- the race -----------------------------------------------------------------------------------------------------
+
+
+class Given:
+    """A run whose weight after round i is ``course[i]``; None: no usable update. The last one goes on for ever."""
+
+    def __init__(self, course: Sequence[float | None]) -> None:
+        self.course, self.trials = list(course), 0
+
+    def step(self) -> Tensor | None:
+        now = self.course[min(self.trials, len(self.course) - 1)]
+        self.trials += 1
+        return None if now is None else at(now)
+
+
+def compete(
+    courses: dict[int, Sequence[float | None]], voted: int | None, noise: float = 0.0
+) -> tuple[int | None, int]:
+    """A race over ``courses`` in which a client's loss is the weight, each time a little different for half of them."""
+    panel = panel_of(lambda client, w: w + (noise if client % 2 else -noise) * (w != 0))
+    known = dict(courses)
+    rungs = [rung for rung in (voted, None if voted is None else voted - 1) if rung in known] or [max(known)]
+    return race(rungs, voted, lambda rung: Entrant(Given(known.get(rung, [0.5])), panel, 3))
+
+
+def test_the_best_goes_on() -> None:
+    assert compete({-1: [-1.0], -2: [-0.5]}, -1) == (-1, 6)
+    assert compete({-1: [-0.5], -2: [-1.0], -3: [-0.7]}, -1) == (-2, 9)  # its neighbour had to run, too
+
+
+def test_a_lower_one_joins_while_the_lowest_is_best() -> None:
+    assert compete({-1: [0.9], -2: [-0.1], -3: [-0.2], -4: [-0.3], -5: [-0.1]}, -1)[0] == -4
+
+
+def test_none_above_the_vote_ever_runs() -> None:
+    ran = []
+
+    def enter(rung: int) -> Entrant:
+        ran.append(rung)
+        return Entrant(Given([-float(rung + 10)]), panel_of(lambda client, w: w), 3)
+
+    assert race([-2, -1], -1, enter)[0] == -1
+    assert max(ran) == -1
+
+
+def test_the_vote_stands_unless_another_is_surely_better() -> None:
+    slightly = {-1: [-1.0], -2: [-1.001], -3: [0.5]}
+    assert compete(slightly, -1, noise=0.0)[0] == -2
+    courses = {-1: Given([-1.0]), -2: Given([-1.001])}
+    noisy = iter(range(10**6))
+    panel = panel_of(lambda client, w: w + 0.3 * math.sin(7.0 * next(noisy)))
+    assert race([-2, -1], -1, lambda rung: Entrant(courses.get(rung, Given([0.5])), panel, 3))[0] == -1
+
+
+def test_it_goes_on_for_three_stretches_while_none_gains() -> None:
+    late = {-1: [0.5] * 5 + [-1.0], -2: [0.4] * 9}
+    assert compete(late, -1)[0] == -1
+    never = {-1: [0.5], -2: [0.4], -3: [0.1]}
+    assert compete(never, -1) == (-2, 18)  # and does not go down to where nothing happens
+
+
+def test_where_none_survives_a_lower_one_joins() -> None:
+    assert compete({-1: [None], -2: [1.0, None], -3: [None], -4: [-0.1], -5: [-0.05]}, -1)[0] == -4
+
+
+def test_without_candidates_there_is_no_race() -> None:
+    assert race([], None, lambda _: pytest.fail("nobody may run")) == (None, 0)
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_clients_that_have_one_class_each(optimizer: str) -> None:
+    """Their own loss falls at every rate; by their votes alone the run ended at 22 % (sgd, 60 rounds)."""
+    config = make_config(
+        {
+            "task": "digits", "model": "mlp", "model_options": {"hidden": 50}, "rounds": 30, "clients": 100,
+            "clients_per_round": 10, "local_epochs": 5, "batch_size": 10, "local_optimizer": optimizer,
+            "partition": {"kind": "shards", "shards_per_client": 1}, "seed": 121, "eval_every": 30,
+        }
+    )  # fmt: skip
+    simulation = make_simulation(config)
+    for t in range(1, 31):
+        record = simulation.run_round(evaluate=t == 30)
+    simulation.close()
+    assert record["accuracy"] is not None
+    assert record["accuracy"] > 0.7
