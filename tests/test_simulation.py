@@ -267,7 +267,7 @@ def test_the_record_says_what_the_start_cost() -> None:
             return getattr(self.engine, name)
 
         def train(self, tasks: Any, sent: Any) -> Any:
-            trained[-1] += len(tasks)
+            trained[-1] += len(tasks) if sent.local_lr > 1e-20 else 0  # a panel's losses are not local rounds
             return self.engine.train(tasks, sent)
 
     simulation = make_simulation("fedhyper", clients_per_round=3)
@@ -277,10 +277,7 @@ def test_the_record_says_what_the_start_cost() -> None:
         trained.append(0)
         records.append(simulation.run_round(evaluate=False))
     simulation.close()
-    judges = trained[0] - records[0]["start_trials"] - 3  # their batches are not local rounds
-    assert judges > 0
-    assert judges % len(simulation.partition.sizes) == 0
-    assert records[0]["start_trials"] > 3 * 9
+    assert records[0]["start_trials"] == trained[0] - 3 > 3 * 9
     assert [record.get("start_trials") for record in records[1:]] == [None] * 5
     assert trained[1:] == [3] * 5
 
