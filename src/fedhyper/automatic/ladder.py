@@ -141,7 +141,8 @@ class Ladder:
         """
         order = sorted(set(rungs))
         lower = order[: max(1, len(order) // 2)]
-        reference = median(mean for rung, mean in zip(rungs, means, strict=True) if rung in lower)
+        hardly = [m for rung, m in zip(rungs, means, strict=True) if rung in lower and math.isfinite(m)]
+        reference = median(hardly) if hardly else math.nan
         before = [reference] * len(rungs) if firsts is None else firsts
         gained = [_finite(a - b) for a, b in zip(before, means, strict=True)]
         raw = [median_low([gain for r, gain in zip(rungs, gained, strict=True) if r == rung]) for rung in order]
@@ -155,7 +156,7 @@ class Ladder:
         noise = 2 * median(abs(gain - median(raw[: len(lower)])) for gain in raw[: len(lower)])
         if sorted(raw)[-2:][0] <= noise and order[-1] - order[0] >= 6:
             best = max((rung for rung, gain in zip(order, raw, strict=True) if gain >= -noise), default=best)
-        used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best)
+        used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best and math.isfinite(gained[i]))
         gain = max(median_low([gained[i] for i in used]), 0.0)
         close = order[-1] - order[0] <= 2 * (len(order) - 1)
         return Tried(used, ((best, gain),) * (len(rungs) if close else 1))

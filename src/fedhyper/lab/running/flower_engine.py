@@ -25,7 +25,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fedhyper.errors import UserError
-from fedhyper.flower.client import identify
+from fedhyper.flower.client.reply import identify
 from fedhyper.flower.layout import pack, view
 from fedhyper.flower.nodes import Roster
 from fedhyper.lab.config.model import Config, dump, make_config
