@@ -17,10 +17,10 @@ from flwr.serverapp.strategy import Strategy
 
 from fedhyper.automatic.ladder import Ladder
 from fedhyper.flower.inner import nesting, stepping
-from fedhyper.flower.layout import Arrays, Layout, Opened, mean, views
 from fedhyper.flower.losses import Losses, first_number, reported, sq_distances
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.replies import Expected, NodeReply, Refusal, sift
+from fedhyper.flower.records.layout import Arrays, Layout, Opened, mean, views
+from fedhyper.flower.records.replies import Expected, NodeReply, Refusal, sift
 from fedhyper.flower.wire import GAIN, LOSS, SQ_NORM, USED_LR, VOTE
 from fedhyper.loop import RoundReport
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedhyper.flower.layout import Arrays
+from fedhyper.flower.records.layout import Arrays
 from fedhyper.flower.wire import LOSS, MEAN_LOSS
 
 _CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads
@@ -16,7 +16,16 @@ _STRETCH = 65_536
 
 # The loss of the first batch, at the weights that were sent, is the newest word on those weights. A stock client
 # reports its mean training loss; that sees a bad rate a round earlier and bad weights just as well.
-TRAIN_LOSS = (MEAN_LOSS, "train_loss", "train-loss", "loss", "training_loss", "train_logloss", "train-logloss", "logloss")
+TRAIN_LOSS = (
+    MEAN_LOSS,
+    "train_loss",
+    "train-loss",
+    "loss",
+    "training_loss",
+    "train_logloss",
+    "train-logloss",
+    "logloss",
+)
 KEYS = (LOSS, "loss", *(name for name in TRAIN_LOSS if name != "loss"))
 
 Rows = Sequence[Mapping[str, Any]]

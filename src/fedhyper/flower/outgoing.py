@@ -1,8 +1,8 @@
-"""What clients are told of a schedule: entries in the train config and nothing else, which every mod of Flower's bears."""
+"""What clients are told of a schedule: entries in the train config and no record more, which every mod bears."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -10,12 +10,19 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhyper.automatic.ladder import Ladder
-from fedhyper.flower.layout import Arrays
-from fedhyper.flower.wire import CLIENT, CLIMB, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR
+from fedhyper.flower.aggregate import Aggregate
+from fedhyper.flower.losses import first_number
+from fedhyper.flower.records.layout import Arrays
+from fedhyper.flower.wire import CLIENT, CLIMB, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR, USED_LR
 from fedhyper.loop import LoopState
 from fedhyper.schedulers import FedHyperCL
 
 LR_KEYS = ("lr", "learning-rate", "learning_rate", "client-lr", "client_lr", "local_lr")
+
+UNHEARD = (
+    "the clients' updates are as long at a low rate as at a high one: they do not seem to use the rate in the config"
+    " entry %r (lr_key=); the local rate has no effect. The client mod fedhyper.flower.mod sets it on a torch optimizer"
+)
 
 
 def rate_entries(config: ConfigRecord, named: str | None) -> tuple[str, ...]:
@@ -73,3 +80,13 @@ def attach_rule(
         pieces = [np.clip(array, -largest, largest).astype(dtype).tobytes() for array in named.values()]
         extra |= {DELTA: b"".join(pieces), DELTA_NAMES: list(named), DELTA_TYPE: dtype.name}
     _extend(messages, lambda _: extra)
+
+
+def rates_used(made: Aggregate, ladder: Ladder | None, rungs: Mapping[int, int], sent: float) -> list[float]:
+    """The local rates of the replies that were used: as clients say, else as they were sent; one if all are equal."""
+    found = []
+    for reply in made.believed:
+        said = first_number(reply.metrics, (USED_LR,))
+        tried = ladder.rate(rungs[reply.node]) if ladder is not None and reply.node in rungs else sent
+        found.append(tried if said is None else said)
+    return found if len(set(found)) > 1 else found[:1] or [sent]

@@ -14,8 +14,8 @@ from fedhyper.averages import Model
 from fedhyper.flower.aggregate import Aggregate, Aggregator
 from fedhyper.flower.gram import InCoordinates
 from fedhyper.flower.inner import stepping
-from fedhyper.flower.layout import Layout, Trainable, views
 from fedhyper.flower.losses import Losses
+from fedhyper.flower.records.layout import Layout, Trainable, views
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.plan import Plan

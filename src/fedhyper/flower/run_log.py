@@ -19,7 +19,7 @@ from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower.aggregate import Aggregate
 from fedhyper.flower.losses import first_number
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.replies import Refusal, one_line
+from fedhyper.flower.records.replies import Refusal, one_line
 from fedhyper.flower.wire import PREFIX
 from fedhyper.loop import Decision
 from fedhyper.storage.record import RoundRecord, finite

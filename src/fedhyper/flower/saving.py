@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedhyper.errors import CheckpointRefused
 from fedhyper.flower.inner import nesting, stepping
-from fedhyper.flower.layout import Arrays, views
+from fedhyper.flower.records.layout import Arrays, views
 from fedhyper.flower.run import Run
 from fedhyper.loop import LoopState
 from fedhyper.storage import checkpoint
@@ -73,7 +73,7 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Whatever ended the run, the file is whole; that it could not be written is not the first thing to say then."""
+        """Whatever ended the run, the file is whole; what ended it goes before an error in writing."""
         with contextlib.suppress(BaseException) if kind is not None else contextlib.nullcontext():
             self.wait()
 

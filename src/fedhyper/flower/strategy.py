@@ -21,15 +21,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.errors import TrainingStopped, UserError
-from fedhyper.flower import wire
-from fedhyper.flower.aggregate import Aggregate
 from fedhyper.flower.gram import lengths
 from fedhyper.flower.inner import nesting, stepping
-from fedhyper.flower.layout import Layout, Opened, Trainable
-from fedhyper.flower.losses import first_number
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.outgoing import attach_rule, put_back, rate_entries, spread_rates
-from fedhyper.flower.replies import Expected, Refusal, sift_evaluation
+from fedhyper.flower.outgoing import UNHEARD, attach_rule, put_back, rate_entries, rates_used, spread_rates
+from fedhyper.flower.records.layout import Layout, Opened, Trainable
+from fedhyper.flower.records.replies import Expected, Refusal, sift_evaluation
 from fedhyper.flower.run import Run
 from fedhyper.flower.run_log import OnRound, RunLog, complain, complain_of_evaluation, shown
 from fedhyper.flower.saving import Saver
@@ -230,14 +227,10 @@ class FedHyper(Strategy):
         self.rejected = made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
-        record = self._records.add(server_round, self._rates(made, before), made, decision, measured)
+        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr)
+        record = self._records.add(server_round, rates, made, decision, measured)
         if made.unheard:
-            _log.warning(
-                "fedhyper: the clients' updates are as long at a low rate as at a high one: they do not seem to use"
-                " the rate in the config entry %r (lr_key=); the local rate has no effect. The client mod"
-                " fedhyper.flower.mod sets it on any torch optimizer",
-                self.lr_key or "lr",
-            )
+            self._warn_once("unheard", UNHEARD, self.lr_key or "lr")
         reasons = complain(record, self.rejected, messages, self._asked, self._roster)
         if run.state.idle >= self.patience:
             raise TrainingStopped(f"no usable reply for {run.state.idle} rounds in a row ({reasons})")
@@ -246,17 +239,6 @@ class FedHyper(Strategy):
         metrics.update(shown(record))
         self._given = run.kept(run.record) if self._loop_is_theirs else run.record
         return None if decision.action == "idle" else self._given, metrics
-
-    def _rates(self, made: Aggregate, before: LoopState) -> list[float]:
-        """The local rates of the replies that were used: as clients say, else as they were sent."""
-        ladder, sent = self._run.plan.ladder, before.local_lr
-        said = [first_number(reply.metrics, (wire.USED_LR,)) for reply in made.believed]
-        if ladder is not None and self._rungs:
-            tried = [ladder.rate(self._rungs[r.node]) if r.node in self._rungs else sent for r in made.believed]
-        else:
-            tried = [sent] * len(made.believed)
-        found = [a if b is None else b for a, b in zip(tried, said, strict=True)]
-        return found if len(set(found)) > 1 else found[:1] or [sent]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The inner strategy's, on replies in a fixed order and of one form."""

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from fedhyper.flower import wire
-from fedhyper.flower.layout import Arrays, pack, views
+from fedhyper.flower.records.layout import Arrays, pack, views
 from fedhyper.flower.wire import CLIENT, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR
 from fedhyper.guard import clamp
 
@@ -100,7 +100,7 @@ def _sent_difference(message: Message) -> Arrays | None:
     config, sent = train_config(message), views(_model(message))
     names, data = config.get(DELTA_NAMES), config[DELTA]
     dtype = np.dtype({"float16": np.float16}.get(str(config.get(DELTA_TYPE)), np.float32))
-    if not isinstance(names, list) or not isinstance(data, bytes) or not sent.keys() >= set(names):
+    if not names or not isinstance(names, list) or not isinstance(data, bytes) or not sent.keys() >= set(names):
         return None
     sizes = [sent[str(name)].size for name in names]
     if len(data) != sum(sizes) * dtype.itemsize:

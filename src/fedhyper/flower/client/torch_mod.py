@@ -1,4 +1,4 @@
-"""``mod``: a client follows the server's rate, whatever torch optimizer it builds, and its training loop stays as it is.
+"""``mod``: a client follows the server's rate, whatever torch optimizer it builds; its training loop stays as it is.
 
     app = ClientApp(mods=[fedhyper.flower.mod])
 
@@ -23,8 +23,8 @@ from fedhyper.automatic.ladder import TRIED, Ladder
 from fedhyper.flower import wire
 from fedhyper.flower.client.optimizer import local_lr, train_config
 from fedhyper.flower.client.watch import watching
-from fedhyper.flower.layout import views
 from fedhyper.flower.losses import sq_distance
+from fedhyper.flower.records.layout import views
 
 Call = Callable[[Message, Context], Message]
 
@@ -108,7 +108,9 @@ def _moved(message: Message, reply: Message) -> tuple[float, float]:
     sent, came = (views(next(iter(m.content.array_records.values()))) for m in (message, reply))
     names = [name for name in sent if name in came and sent[name].dtype.kind == "f"]
     zero = {name: np.zeros((), sent[name].dtype) for name in names}
-    length = sum(sq_distance({name: sent[name]}, {name: np.broadcast_to(zero[name], sent[name].shape)}, [name]) for name in names)
+    length = sum(
+        sq_distance({name: sent[name]}, {name: np.broadcast_to(zero[name], sent[name].shape)}, [name]) for name in names
+    )
     return math.sqrt(sq_distance(sent, came, names)), math.sqrt(length)
 
 

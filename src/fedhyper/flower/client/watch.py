@@ -22,11 +22,11 @@ _backward = torch.Tensor.backward
 
 
 class Watch:
-    """Sets ``rate`` on whatever steps. ``losses`` are those that were minimised, in order; ``stepped``: was there a step.
+    """Sets ``rate`` on whatever steps. ``losses`` are what was minimised, in order; ``stepped``: was there a step.
 
     The largest rate of the first optimizer that steps, as it was built, stands for ``rate``: other parameter groups,
-    other optimizers and the client's own schedule (warm-up, cosine) keep their ratio to it. An optimizer shows ours only
-    during a step, so that a schedule of the client's own never sees it.
+    other optimizers and the client's own schedule (warm-up, cosine) keep their ratio to it. An optimizer shows ours
+    during a step only, so that a schedule of the client's own never sees it.
     """
 
     def __init__(self, rate: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from flwr.serverapp.strategy import (
@@ -101,10 +102,7 @@ def driven_by(strategy: Strategy, host: Strategy) -> Iterator[None]:
     by the very object, and ``super().start()`` in it works.
     """
     for hook in _HOOKS:
-
-        def stand_in(*args: Any, _of: Any = getattr(host, hook), **named: Any) -> Any:
-            return _of(*args, **named)
-
+        stand_in = partial(getattr(host, hook))  # a bound method has no place for an attribute
         setattr(stand_in, _OWN, getattr(strategy, hook))
         setattr(strategy, hook, stand_in)
     try:

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedhyper.flower.layout import Arrays, Layout, finite, pack, views
+from fedhyper.flower.records.layout import Arrays, Layout, finite, pack, views
 from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
 
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
@@ -81,9 +81,7 @@ def sift_evaluation(replies: Iterable[Message], expected: Expected) -> tuple[lis
     return [reply.message for reply in agreeing], refused
 
 
-def _agreeing(
-    replies: Iterable[Message], expected: Expected, *, arrays: bool
-) -> tuple[list[NodeReply], list[Refusal]]:
+def _agreeing(replies: Iterable[Message], expected: Expected, *, arrays: bool) -> tuple[list[NodeReply], list[Refusal]]:
     kept: dict[int, NodeReply] = {}
     refused: list[Refusal] = []
     for message in replies:
@@ -95,9 +93,8 @@ def _agreeing(
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             refused.append(Refusal(node, one_line(str(error))))
     signature = _majority([_signature(reply) for reply in kept.values()])
-    for reply in kept.values():
-        if _signature(reply) != signature:
-            refused.append(Refusal(reply.node, "its metrics are not those the other clients send"))
+    odd = [reply.node for reply in kept.values() if _signature(reply) != signature]
+    refused += [Refusal(node, "its metrics are not those the other clients send") for node in odd]
     return [reply for reply in kept.values() if _signature(reply) == signature], refused
 
 

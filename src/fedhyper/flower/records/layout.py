@@ -7,6 +7,7 @@ server looks at every reply.
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fedhyper.averages import Model
+from fedhyper.flower.records.batchnorm import statistics
 
 Arrays = dict[str, NDArray[Any]]
 Trainable = Callable[[str], bool] | Iterable[str] | None
 
 _NPY = "numpy.ndarray"  # the only serialization flwr.app.Array knows
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+_log = logging.getLogger("flwr")
 
 
 def view(array: Array) -> NDArray[Any]:
@@ -107,10 +110,17 @@ class Layout:
     @classmethod
     def of(cls, record: ArrayRecord, trainable: Trainable = None) -> Layout:
         """From the arrays a run starts with. ``trainable``: names, or a predicate; default: floats that are no
-        BatchNorm statistic by name (running_mean, running_var, num_batches_tracked)."""
+        BatchNorm statistic, see ``batchnorm``."""
         arrays = views(record)
         if trainable is None:
-            chosen = {name for name in arrays if not name.endswith(_BUFFERS)}
+            found = statistics(arrays)
+            chosen = set(arrays) - found.known
+            if found.suspected:
+                _log.warning(
+                    "fedhyper: the arrays %s have no names and look like BatchNorm's statistics, which are not trained;"
+                    " say which arrays are: FedHyper(..., trainable=[...])",
+                    ", ".join(found.suspected),
+                )
         elif callable(trainable):
             chosen = {name for name in arrays if trainable(name)}
         else:
