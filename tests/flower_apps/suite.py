@@ -1,4 +1,4 @@
-"""The apps. Each has a client, a server's plain strategy, its first weights, its shipped rounds and rate, and a score."""
+"""The apps. Each has a client, a server's strategy, its first weights, its shipped rounds and rate, and a score."""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ class Adapted(nn.Module):
         return {name: value for name, value in self.state_dict().items() if not name.startswith("body")}
 
 
-def train(net: nn.Module, data: Data, optimizer: torch.optim.Optimizer, steps: Iterable[Callable[[], None]] = ()) -> float:
+def train(
+    net: nn.Module, data: Data, optimizer: torch.optim.Optimizer, steps: Iterable[Callable[[], None]] = ()
+) -> float:
     """One epoch in batches of 16; the mean loss. ``steps`` are called after each batch: schedules."""
     net.train()
     losses = []

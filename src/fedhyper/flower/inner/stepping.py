@@ -102,9 +102,10 @@ class OwnStep:
 def optimizer(strategy: Strategy, *, seen: bool) -> OwnStep | None:
     """What makes a step of Δ in the server loop; None: the plan's own choice.
 
-    ``seen``: whether Δ itself is, and not only the step that was made of it, which then stands for both.
+    ``seen``: whether Δ itself is, and not only the step that was made of it, which then stands for both. A step with
+    noise in it is left as it is, too: a length of our choice would be the noise's length.
     """
-    unitless = seen and isinstance(innermost(strategy), (FedAdam, FedAdagrad, FedYogi))
+    unitless = seen and not private(strategy) and isinstance(innermost(strategy), (FedAdam, FedAdagrad, FedYogi))
     return OwnStep(unitless) if steps(strategy) else None
 
 

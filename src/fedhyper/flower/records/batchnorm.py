@@ -3,7 +3,7 @@
 A layer's arrays follow each other and are equally long: scale, shift, mean, variance, in torch with a counter after
 them. A scale and a shift alone (LayerNorm) are two; so four in a row are BatchNorm's if a counter follows, or if the
 last two are what statistics begin with, 0 and 1, and the first two as well, 1 and 0. A trained model's look like
-anything: then four in a row of which the last has no negative number are only suspected.
+anything: then four in a row of which the last is all positive are only suspected.
 """
 
 from __future__ import annotations
@@ -29,22 +29,20 @@ def statistics(arrays: Mapping[str, NDArray[Any]]) -> Statistics:
     known = {name for name in arrays if name.endswith(_BUFFERS)}
     if not all(name.isdecimal() for name in arrays):
         return Statistics(frozenset(known))
-    names, suspected, i = list(arrays), list[str](), 0
-    while i + 4 <= len(names):
-        scale, shift, mean, variance = (arrays[name] for name in names[i : i + 4])
-        alike = scale.ndim == 1 and scale.shape == shift.shape == mean.shape == variance.shape
-        if not (alike and all(array.dtype.kind == "f" for array in (scale, shift, mean, variance))):
-            i += 1
-            continue
-        after = arrays[names[i + 4]] if i + 4 < len(names) else np.zeros(1)
+    names, suspected = list(arrays), list[str]()
+    fours = [names[i : i + 4] for i in range(len(names) - 3) if _alike([arrays[name] for name in names[i : i + 4]])]
+    for four in fours:
+        scale, shift, mean, variance = (arrays[name] for name in four)
+        after = arrays.get(str(int(four[-1]) + 1), np.zeros(1))
         counted = after.ndim == 0 and after.dtype.kind == "i"
-        fresh = (scale == 1).all() and not shift.any() and not mean.any() and (variance == 1).all()
-        if counted or fresh:
-            known |= {names[i + 2], names[i + 3]}
-        elif (variance >= 0).all() and scale.size > 1:
-            suspected += names[i + 2 : i + 4]
-        else:
-            i += 1
-            continue
-        i += 4
+        if counted or ((scale == 1).all() and not shift.any() and not mean.any() and (variance == 1).all()):
+            known |= set(four[2:])
+    for four in fours:  # a layer's bias before a known scale makes four alike, too
+        near = {str(int(four[2]) + place) for place in range(-4, 5)}
+        if not known & near and arrays[four[0]].size > 1 and (arrays[four[3]] > 0).all():
+            suspected += [name for name in four[2:] if name not in suspected]
     return Statistics(frozenset(known), tuple(suspected))
+
+
+def _alike(arrays: list[NDArray[Any]]) -> bool:
+    return all(array.ndim == 1 and array.dtype.kind == "f" and array.shape == arrays[0].shape for array in arrays)
