@@ -90,3 +90,14 @@ def rates_used(made: Aggregate, ladder: Ladder | None, rungs: Mapping[int, int],
         tried = ladder.rate(rungs[reply.node]) if ladder is not None and reply.node in rungs else sent
         found.append(tried if said is None else said)
     return found if len(set(found)) > 1 else found[:1] or [sent]
+
+
+def too_few(ladder: Ladder, clients: int, rounds: int) -> str | None:
+    """What to say where there are too few rounds, or too few clients a round, to find a rate and to train at it."""
+    needed = ladder.rounds(clients)
+    cure = "the client mod fedhyper.flower.climbing_mod finds one in the first round"
+    if needed == 0:
+        return f"{clients} clients a round cannot compare rates: local_lr is used as it is; {cure}"
+    if rounds <= needed:
+        return f"{clients} clients a round take about {needed} rounds to find a rate, and there are {rounds}; {cure}"
+    return None

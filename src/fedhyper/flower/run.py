@@ -6,8 +6,10 @@ after every round the arrays that are really sent are put back into the state. C
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.averages import Model
@@ -19,6 +21,9 @@ from fedhyper.flower.records.layout import Layout, Trainable, views
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.plan import Plan
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Tell = Callable[[int, MetricRecord | None], None]
 
 
 class Run:
@@ -71,6 +76,18 @@ class Run:
                 self.state = self.state._replace(mean=mean)
             self._mean = mean, record
         return self._mean[1]
+
+    def evaluating(self, evaluate_fn: EvaluateFn | None, tell: Tell) -> EvaluateFn | None:
+        """The app's ``evaluate_fn``, on the weights that are kept, by the true round; ``tell`` hears what it finds."""
+        if evaluate_fn is None:
+            return None
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = evaluate_fn(server_round + self.offset, self.kept(arrays))
+            tell(server_round + self.offset, metrics)
+            return metrics
+
+        return evaluate
 
     def _is_wider(self, model: Model) -> bool:
         held = {**model.weights, **(model.statistics or {})}

@@ -72,7 +72,17 @@ def _by_name(name: str, local_lr: float, global_lr: float) -> Rules:
     return tuple(rules[part] for part in name.split("+") if part != "constant")
 
 
-def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
+def check_settings(send_delta: str, weight_cap: float | None, checkpoint_every: int) -> None:
+    """UserError for a setting of the strategy that cannot be."""
+    if send_delta not in ("full", "half", "cached"):
+        raise UserError(f"send_delta must be one of full, half, cached, got {send_delta!r}")
+    if weight_cap is not None and not weight_cap >= 1:
+        raise UserError(f"weight_cap is a factor of the median weight and must be at least 1, got {weight_cap!r}")
+    if checkpoint_every < 1:
+        raise UserError(f"checkpoint_every is a number of rounds and must be at least 1, got {checkpoint_every!r}")
+
+
+def described(schedule: Schedule, inner: Strategy, settings: dict[str, Any]) -> dict[str, Any]:
     """What a run's ``config.toml`` says of them; ``method`` is the simulator's name for it, where it has one."""
     name = type(inner).__name__
     if isinstance(schedule, str):
@@ -80,4 +90,5 @@ def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
     else:
         rules = schedule if isinstance(schedule, tuple) else (schedule,)
         method = "+".join(type(rule).__name__ for rule in rules)
-    return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule)}
+    known = {key: value for key, value in settings.items() if value is not None}
+    return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule), **known}

@@ -12,7 +12,7 @@ returns to the last good weights (``run``); what comes out is sent next, with th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,19 +24,17 @@ from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower.gram import lengths
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.outgoing import UNHEARD, attach_rule, put_back, rate_entries, rates_used, spread_rates
+from fedhyper.flower.outgoing import UNHEARD, attach_rule, put_back, rate_entries, rates_used, spread_rates, too_few
 from fedhyper.flower.records.layout import Layout, Opened, Trainable
 from fedhyper.flower.records.replies import Expected, Refusal, sift_evaluation
-from fedhyper.flower.run import Run
+from fedhyper.flower.run import EvaluateFn, Run
 from fedhyper.flower.run_log import OnRound, RunLog, complain, complain_of_evaluation, shown
 from fedhyper.flower.saving import Saver
-from fedhyper.flower.schedules import Schedule, described, make_schedule
+from fedhyper.flower.schedules import Schedule, check_settings, described, make_schedule
 from fedhyper.loop import LoopState
 from fedhyper.storage.record import RoundRecord
 
 _log = logging.getLogger("flwr")
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FedHyper(Strategy):
@@ -89,12 +87,7 @@ class FedHyper(Strategy):
         aggregate_only: bool = False,
         patience: int = 5,
     ) -> None:
-        if send_delta not in ("full", "half", "cached"):
-            raise UserError(f"send_delta must be one of full, half, cached, got {send_delta!r}")
-        if weight_cap is not None and not weight_cap >= 1:
-            raise UserError(f"weight_cap is a factor of the median weight and must be at least 1, got {weight_cap!r}")
-        if checkpoint_every < 1:
-            raise UserError(f"checkpoint_every is a number of rounds and must be at least 1, got {checkpoint_every!r}")
+        check_settings(send_delta, weight_cap, checkpoint_every)
         make_schedule(schedule, local_lr=local_lr or 0.01, global_lr=global_lr)  # refuse bad settings before a run
         self.strategy, self.schedule, self.seed = strategy, schedule, seed
         self.local_lr, self.global_lr, self.lr_key, self.loss_key = local_lr, global_lr, lr_key, loss_key
@@ -159,6 +152,7 @@ class FedHyper(Strategy):
         self.rejected, self._asked, self._rungs = [], set[int](), dict[int, int]()
         self._given: ArrayRecord | None = None  # the mean that a loop of the inner strategy's own was given
         self._loop_is_theirs, self._climbs, self._warned = False, False, set[str]()
+        self._rounds: int | None = None  # known inside start()
         return run
 
     def _warn_once(self, what: str, line: str, *words: object) -> None:
@@ -186,10 +180,12 @@ class FedHyper(Strategy):
             self._warn_once("rate", "the strategy sets %s itself; FedHyper's rate is sent instead", entries[-1])
         if run.client_rule is not None:
             attach_rule(run.client_rule, messages, run.state, self.send_delta)
-        self._rungs, ladder = {}, run.plan.ladder
-        self._climbs = run.state.climbs and ladder is not None and not self.aggregate_only
-        if self._climbs and ladder is not None:
+        self._rungs, ladder = {}, None if self.aggregate_only else run.plan.ladder
+        self._climbs = run.state.climbs and ladder is not None
+        if run.state.climbs and ladder is not None:
             self._rungs = spread_rates(ladder, messages, run.state, entries)
+            if self._rounds is not None and (line := too_few(ladder, len(messages), self._rounds)):
+                self._warn_once("few", line)
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._records.sent(messages)
         return messages
@@ -279,24 +275,17 @@ class FedHyper(Strategy):
             _log.info("fedhyper: going on after round %d from %s", run.offset, self.checkpoint)
         local_lr = run.plan.init().local_lr if self.local_lr is None else self.local_lr
         settings = {"rounds": num_rounds, "local_lr": local_lr, "global_lr": self.global_lr, "seed": self.seed}
-        known = {key: value for key, value in settings.items() if value is not None}
-        self._records.begin(described(self.schedule, self.strategy) | known, history, resume=resume)
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            assert evaluate_fn is not None
-            metrics = evaluate_fn(server_round + run.offset, run.kept(arrays))
-            self._records.evaluated(server_round + run.offset, metrics)
-            return metrics
+        self._records.begin(described(self.schedule, self.strategy, settings), history, resume=resume)
 
         rounds: dict[str, Any] = {
             "num_rounds": max(num_rounds - run.offset, 0),
             "timeout": timeout,
             "train_config": train_config,
             "evaluate_config": evaluate_config,
-            "evaluate_fn": evaluate if evaluate_fn else None,
+            "evaluate_fn": run.evaluating(evaluate_fn, self._records.evaluated),
             **others,
         }
-        self._loop_is_theirs = type(self.strategy).start is not Strategy.start
+        self._loop_is_theirs, self._rounds = type(self.strategy).start is not Strategy.start, num_rounds
         with self._records.under_way(), self._saver:
             if self._loop_is_theirs:
                 with nesting.driven_by(self.strategy, self):

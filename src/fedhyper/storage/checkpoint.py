@@ -106,10 +106,10 @@ def _safetensors(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview
     """The bytes of ``safetensors.numpy.save``, as views of the arrays themselves: that one copies everything twice."""
     # NumPy's ascontiguousarray would turn a 0-dimensional array into a 1-dimensional one
     arrays = {name: np.asarray(array, array.dtype.newbyteorder("<"), order="C") for name, array in tensors.items()}
-    # safetensors' own order: the widest numbers first, so that all of them are aligned, then by name
-    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    empty = safetensors.numpy.save({name: arrays[name].reshape(-1)[:0] for name in names})
+    # the library says in which order (the widest numbers first: all are aligned), and how it calls their types
+    empty = safetensors.numpy.save({name: array.reshape(-1)[:0] for name, array in arrays.items()})
     kinds = {name: entry["dtype"] for name, entry in json.loads(empty[8:]).items()}
+    names = list(kinds)
     entries, start = {}, 0
     for name in names:
         end = start + arrays[name].nbytes

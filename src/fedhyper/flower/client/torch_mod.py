@@ -24,6 +24,7 @@ from fedhyper.flower import wire
 from fedhyper.flower.client.optimizer import local_lr, train_config
 from fedhyper.flower.client.watch import watching
 from fedhyper.flower.losses import sq_distance
+from fedhyper.flower.records.batchnorm import statistics
 from fedhyper.flower.records.layout import views
 
 Call = Callable[[Message, Context], Message]
@@ -104,13 +105,11 @@ def _report(reply: Message, said: dict[str, float]) -> None:
 
 
 def _moved(message: Message, reply: Message) -> tuple[float, float]:
-    """How far a client moved, and the length of what it moved."""
+    """How far a client moved what it trains, and the length of that."""
     sent, came = (views(next(iter(m.content.array_records.values()))) for m in (message, reply))
-    names = [name for name in sent if name in came and sent[name].dtype.kind == "f"]
-    zero = {name: np.zeros((), sent[name].dtype) for name in names}
-    length = sum(
-        sq_distance({name: sent[name]}, {name: np.broadcast_to(zero[name], sent[name].shape)}, [name]) for name in names
-    )
+    known = statistics(sent).known
+    names = [name for name in sent if name in came and name not in known and sent[name].dtype.kind == "f"]
+    length = sum(float(np.square(sent[name], dtype=np.float64).sum()) for name in names)
     return math.sqrt(sq_distance(sent, came, names)), math.sqrt(length)
 
 
