@@ -153,9 +153,11 @@ def _weight(metrics: dict[str, Metric], key: str, *, free: bool) -> float:
 
 
 def _signature(reply: NodeReply) -> Signature:
-    """Names of the metrics an inner strategy averages, and their lengths (-1: a number)."""
-    shown = without_ours(reply.metrics)
-    return tuple(sorted((key, len(value) if isinstance(value, list) else -1) for key, value in shown.items()))
+    """Names of the metrics an inner strategy averages, their lengths (-1: a number), and the other records' (-2)."""
+    shown, content = without_ours(reply.metrics), reply.message.content
+    others = [*without_ours(content.array_records), *without_ours(content.metric_records)]
+    named = [(key, -2) for key in others if len(others) > 2]
+    return tuple(sorted([*named, *((key, len(v) if isinstance(v, list) else -1) for key, v in shown.items())]))
 
 
 def _majority(signatures: list[Signature]) -> Signature | None:
