@@ -332,3 +332,19 @@ def test_kill_at_random_instants_leaves_a_whole_file_every_time(tmp_path: Path) 
     assert newest > 0, "no child ever completed a save: the test proves nothing"
     checkpoint.save(path, {}, {})
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_the_blob_is_safetensors_own_and_nothing_is_copied(tmp_path: Path) -> None:
+    """Streamed from the arrays themselves: the same bytes as the library's, and next to no memory."""
+    import tracemalloc
+
+    import safetensors.numpy
+
+    tensors = {"b": np.ones((300, 1000), np.float32), "a": np.zeros(7, np.float64), "n": np.asarray(3, np.int64)}
+    tensors |= {"half": np.ones(5, np.float16), "none": np.zeros((0, 2), np.float32), "flag": np.asarray([True])}
+    tracemalloc.start()
+    checkpoint.save(tmp_path / "c", tensors, {"x": 1})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert safetensors.numpy.save(tensors) in (tmp_path / "c").read_bytes()
+    assert peak < 300_000  # of 1.2 MB

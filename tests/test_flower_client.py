@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
@@ -25,16 +25,16 @@ def make_model() -> nn.Module:
 
 
 def message(lr: Any = 0.05, rule: dict[str, Any] | None = None, delta: Any = None, server_round: int = 1) -> Message:
-    content: dict[str, Any] = {
-        "arrays": ArrayRecord(make_model().state_dict()),
-        "config": ConfigRecord({"local-lr": lr, "server-round": server_round}),
-    }
+    config: dict[str, Any] = {"local-lr": lr, "server-round": server_round}
     if rule is not None:
         settings = {"lr": 0.05, "bound": 10.0, "bounds": "relative", "hypergrad": "inner", "apply": "add"}
         settings |= {"hyper_lr": 1.0, "global_term": "add", "epsilon": 0.1, "global_lr": 1.0}
-        content["fedhyper.client"] = ConfigRecord({**settings, **rule})
+        config |= {f"fedhyper.client.{key}": value for key, value in (settings | rule).items()}
     if delta is not None:
-        content["fedhyper.delta"] = ArrayRecord({k: Array(np.asarray(v)) for k, v in delta.items()})
+        config["fedhyper.delta"] = b"".join(np.asarray(v).tobytes() for v in delta.values())
+        config["fedhyper.delta-names"] = list(delta)
+        config["fedhyper.delta-type"] = str(next(iter(delta.values())).dtype) if delta else "float32"
+    content = {"arrays": ArrayRecord(make_model().state_dict()), "config": ConfigRecord(config)}
     return Message(RecordDict(content), 7, "train")
 
 

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 
 from fedhyper.errors import TrainingStopped
 from fedhyper.flower import FedHyper
-from fedhyper.flower.layout import finite, pack, view
+from fedhyper.flower.records.layout import finite, pack, view
 from tests.flower_support import LocalGrid, initial, quadratic_app, same_bits
 
 NAME = "fc.weight"  # (2, 4), float32
@@ -99,15 +99,14 @@ HOSTILE: dict[str, Callable[[Message], Any]] = {
     "wrong shape": put(np.zeros((2, 5), np.float32)),
     "transposed": put(np.zeros((4, 2), np.float32)),
     "zero-size": put(np.zeros((0, 4), np.float32)),
-    "float16": put(np.zeros((2, 4), np.float16)),
-    "float64": put(np.zeros((2, 4))),
     "int64": put(np.zeros((2, 4), np.int64)),
     "bool": put(np.zeros((2, 4), bool)),
     "complex": put(np.zeros((2, 4), np.complex64)),
     "string": put(np.full((2, 4), "x")),
-    "big-endian": put(np.zeros((2, 4), ">f4")),
+    "too large for the model's type": put(np.full((2, 4), 1e300)),
+    "broken counter": put(np.asarray(3.5), "bn.num_batches_tracked"),
+    "NaN counter": put(np.asarray(math.nan), "bn.num_batches_tracked"),
     "datetime": put(np.zeros((2, 4), "M8[s]")),
-    "float counter": put(np.asarray(3.0), "bn.num_batches_tracked"),
     "object array": put(raw("object", (1,), object_npy())),
     "pickle": put(raw("float32", (2, 4), pickle.dumps(Marker()))),
     "cut bytes": put(raw("float32", (2, 4), npy("{'descr':'<f4','fortran_order':False,'shape':(2,4),}", bytes(31)))),
@@ -138,8 +137,6 @@ HOSTILE: dict[str, Callable[[Message], Any]] = {
     "weight beyond float": metric("num-examples", 10**400),
     "weight list": metric("num-examples", [1, 2]),
     "weight missing": metric("num-examples", None),
-    "loss NaN": metric("fedhyper.loss", math.nan),
-    "loss Inf": metric("train_loss", math.inf),
     "NaN in a list": metric("curve", [1.0, math.nan]),
     "other metrics": metric("extra", 1.0),
     "metric missing": metric("train_loss", None),
@@ -206,6 +203,10 @@ def test_a_second_reply_never_counts(position: int) -> None:
     assert "second" in strategy.rejected[0].reason
 
 
+def recast(dtype: Any, name: str = NAME) -> Callable[[Message], Message]:
+    return edit(lambda c: c["arrays"].__setitem__(name, Array(c["arrays"][name].numpy().astype(dtype))))
+
+
 HARMLESS: dict[str, Callable[[Message], Message]] = {
     "permuted keys": edit(lambda c: c.__setitem__("arrays", ArrayRecord(dict(reversed(list(c["arrays"].items())))))),
     "Fortran order": edit(lambda c: c["arrays"].__setitem__(NAME, Array(np.asfortranarray(c["arrays"][NAME].numpy())))),
@@ -215,6 +216,9 @@ HARMLESS: dict[str, Callable[[Message], Message]] = {
         lambda c: c["arrays"].__setitem__(NAME, Array("int8", (9,), "numpy.ndarray", c["arrays"][NAME].data))
     ),
     "claims another partition": metric("fedhyper.partition", 0),
+    "float64": recast(np.float64),
+    "big-endian": recast(">f4"),
+    "float counter": recast(np.float64, "bn.num_batches_tracked"),
 }
 
 
@@ -222,6 +226,107 @@ HARMLESS: dict[str, Callable[[Message], Message]] = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_odd_but_right_replies_count_in_full(name: str, inner: Any) -> None:
     assert same_bits(run(spoil={2: HARMLESS[name]}, inner=inner)[0], run(inner=inner)[0])
+
+
+def everyone(spoil: Any, schedule: str = "g", inner: Any = FedAvg, **settings: Any) -> tuple[Any, FedHyper]:
+    return run(schedule, spoil=dict.fromkeys(range(6), spoil), inner=inner, **settings)
+
+
+def test_half_precision_replies_to_a_single_precision_server() -> None:
+    result, strategy = everyone(recast(np.float16))
+    assert [record["clients_used"] for record in strategy.history] == [6] * ROUNDS
+    assert result[NAME].numpy().dtype == np.float32
+    np.testing.assert_allclose(result[NAME].numpy(), run("g")[0][NAME].numpy(), atol=0.01)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [1.0, math.nan]])
+@pytest.mark.parametrize("schedule", ["auto", "g"])
+def test_a_side_metric_that_is_not_finite_changes_nothing(schedule: str, value: Any) -> None:
+    """An AUC of NaN, a privacy budget of infinity: Flower averages them, and so be it."""
+    result, strategy = everyone(metric("auc", value), schedule)
+    assert same_bits(result, run(schedule)[0])
+    assert [record["clients_rejected"] for record in strategy.history] == [0] * ROUNDS
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_loss_that_is_not_finite_costs_its_client_no_more_than_its_vote(value: float) -> None:
+    _, strategy = run(spoil={3: metric("train_loss", value)})
+    honest = run()[1]
+    assert [record["clients_rejected"] for record in strategy.history] == [0] * ROUNDS
+    assert strategy.history[-1]["clients_used"] == 6
+    assert 1 / 10 < strategy.state.local_lr / honest.state.local_lr < 10
+    assert all(np.isfinite(array).all() for array in strategy.state.now.weights.values())
+
+
+class Own(FedAvg):
+    """An app's strategy: it needs no weights, and clients send it a second record of arrays and one of metrics."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        contents = [message.content for message in replies if message.has_content()]
+        self.seen = [sorted(content) for content in contents]
+        means = {
+            name: Array(np.asarray(np.mean([c["arrays"][name].numpy() for c in contents], 0, np.float32)))
+            for name in contents[0]["arrays"]
+        }
+        return ArrayRecord(means), MetricRecord({"spread": 1.0})
+
+
+def test_an_apps_own_strategy_is_given_all_that_its_clients_send() -> None:
+    def more(content: RecordDict) -> None:
+        del content["metrics"]["num-examples"]
+        content["control"] = ArrayRecord({"c": Array(np.ones(3, np.float32))})
+        content["timing"] = MetricRecord({"seconds": 1.0})
+
+    inner = Own()
+    strategy = FedHyper(inner, "g", seed=0)
+    grid = LocalGrid(quadratic_app(), 4, spoil=dict.fromkeys(range(4), edit(more)))
+    strategy.start(grid, initial(), num_rounds=2)
+    assert [record["clients_used"] for record in strategy.history] == [4, 4]
+    assert inner.seen == [["arrays", "control", "metrics", "timing"]] * 4
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        metric("accuracy", None),
+        metric("num-examples", math.nan),
+        metric("num-examples", [1]),
+        edit(lambda c: c.clear()),
+        edit(lambda c: c.__setitem__("more", MetricRecord({"a": 1}))),
+    ],
+)
+def test_one_bad_evaluation_is_left_out_and_named(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Flower ends the run on each of these, or averages NaN."""
+
+    class Spoilt(LocalGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+            replies = list(super().send_and_receive(messages, timeout=timeout))
+            first = min((r for r in replies if r.metadata.message_type == "evaluate"), key=self.where, default=None)
+            return replies if first is None else [bad(r) if r is first else r for r in replies]
+
+        def where(self, reply: Message) -> int:
+            return self.partition(reply.metadata.src_node_id)
+
+    strategy = FedHyper(FedAvg(), "g", seed=0)
+    with caplog.at_level("WARNING", "flwr"):
+        result = strategy.start(Spoilt(quadratic_app(), 4), initial(), num_rounds=1)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == 0.5
+    assert sum("evaluation of node" in record.message for record in caplog.records) == 1
+
+
+def test_why_nodes_failed_is_in_the_log_by_node(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(reply: Message) -> Message:
+        return Message(Error(2, f"no disk on {reply.metadata.src_node_id}"), reply_to=reply)
+
+    strategy = FedHyper(FedAvg(), "auto", seed=0)
+    grid = LocalGrid(quadratic_app(), 3, spoil={0: fails, 1: fails, 2: gone})
+    with caplog.at_level("WARNING", "flwr"):
+        strategy.start(grid, initial(), num_rounds=1)
+    lines = "\n".join(record.message for record in caplog.records)
+    for node in grid.contexts:
+        silent = grid.partition(node) == 2
+        assert ("did not answer" if silent else f"failed: no disk on {node}") in lines
+        assert f"node {node}" in lines
 
 
 class Watching(FedAvg):

@@ -94,12 +94,7 @@ def test_with_three_nodes_a_round_it_takes_several_rounds_from_coarse_to_fine(re
     assert all(len(row) == 1 for row in rates[len(apart) :])
 
 
-FITTED = "its later votes are on a model that is fitted already, where only tiny rates do not lose"
-
-
-@pytest.mark.parametrize(
-    "reports", ["stock", pytest.param("ours", marks=pytest.mark.xfail(strict=True, reason=FITTED))]
-)
+@pytest.mark.parametrize("reports", ["stock", "ours"])
 def test_three_nodes_a_round_find_a_good_rate(reports: str) -> None:
     assert 0.03 < start(logistic_app(reports), clients=3, rounds=12)[0].state.local_lr < 10
 
@@ -186,6 +181,19 @@ def test_clients_that_do_not_follow_the_rate_are_named_once_and_all_used(deaf: b
         assert "'lr'" in warned[0]
         assert [row["clients_used"] for row in strategy.history] == [clients] * 4
         assert sent(grid)[2] == [0.2] * clients
+
+
+@pytest.mark.parametrize(("clients", "rounds", "words"), [(2, 9, "cannot compare"), (3, 3, "there are 3"), (10, 3, "")])
+def test_too_few_rounds_or_clients_are_named_once(clients: int, rounds: int, words: str) -> None:
+    heard = Heard()
+    logging.getLogger("flwr").addHandler(heard)
+    try:
+        start(logistic_app(), clients=clients, rounds=rounds)
+    finally:
+        logging.getLogger("flwr").removeHandler(heard)
+    lines = [line for line in heard.lines if "climbing_mod" in line]
+    assert len(lines) == bool(words)
+    assert all(words in line for line in lines)
 
 
 def test_a_plateau_is_left_by_the_highest_rate_that_does_no_harm() -> None:

@@ -143,6 +143,11 @@ class Ladder:
             rungs = [least + i * apart for i in range(min(clients, len(rungs)))]
         return [min(max(rungs[i % len(rungs)], LOWEST), HIGHEST) for i in range(clients)]
 
+    def rounds(self, clients: int) -> int:
+        """About how many rounds it takes that many clients to find the rate; 0: they cannot."""
+        apart = math.ceil((self.rung(10.0) - self.rung(1e-5)) / max(clients - 1, 1))
+        return 0 if clients < 3 else 1 if clients >= self.voices else 1 + math.ceil(math.log2(max(apart, 1)))
+
     def weigh(
         self,
         rungs: Sequence[int],
@@ -153,18 +158,22 @@ class Ladder:
 
         ``firsts``: their losses before they trained. Without them the median over the lower half of the rungs stands
         for all: they hardly moved. A rung's gain is the median of its clients', in units of the second best rung's (one
-        liar cannot set it), clipped to ±1, and it counts with that of the rung below: a peak that nothing leads up to
-        is an odd client's. Averaging with both neighbours stays below a cliff by as much as rungs are apart. Everyone
-        votes for the best; only one does if the rungs were far apart, so that closer ones outvote it later. The updates
-        from the best down to two rungs below are used. Only differences of losses are compared.
+        liar cannot set it; of fewer than five rungs, the best's), clipped to ±1, and it counts with that of the rung
+        below: a peak that nothing leads up to is an odd client's. Averaging with both neighbours stays below a cliff by
+        as much as rungs are apart. Everyone votes for the best; only one does if the rungs were far apart, so that
+        closer ones outvote it later. The updates from the best down to two rungs below are used. Only differences of
+        losses are compared.
         """
         order = sorted(set(rungs))
         lower = order[: max(1, len(order) // 2)]
-        reference = median(mean for rung, mean in zip(rungs, means, strict=True) if rung in lower)
+        hardly = [m for rung, m in zip(rungs, means, strict=True) if rung in lower and math.isfinite(m)]
+        reference = median(hardly) if hardly else math.nan
         before = [reference] * len(rungs) if firsts is None else firsts
         gained = [_finite(a - b) for a, b in zip(before, means, strict=True)]
         raw = [median_low([gain for r, gain in zip(rungs, gained, strict=True) if r == rung]) for rung in order]
-        unit = next((gain for gain in (*sorted(raw)[-2:-1], max(raw)) if gain > 0), 0.0)
+        # three or four rungs are too few for the second best to be a measure: it may have gained next to nothing
+        units = (max(raw),) if len(order) < 5 else (*sorted(raw)[-2:-1], max(raw))
+        unit = next((gain for gain in units if gain > 0), 0.0)
         if unit == 0:  # no rung gained anything: nobody votes, and the lowest, which did least, is used
             return Tried(frozenset(i for i, rung in enumerate(rungs) if rung == order[0]), ())
         own = [min(max(gain / unit, -1.0), 1.0) for gain in raw]
@@ -174,7 +183,7 @@ class Ladder:
         noise = 2 * median(abs(gain - median(raw[: len(lower)])) for gain in raw[: len(lower)])
         if sorted(raw)[-2:][0] <= noise and order[-1] - order[0] >= 6:
             best = max((rung for rung, gain in zip(order, raw, strict=True) if gain >= -noise), default=best)
-        used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best)
+        used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best and math.isfinite(gained[i]))
         gain = max(median_low([gained[i] for i in used]), 0.0)
         close = order[-1] - order[0] <= 2 * (len(order) - 1)
         return Tried(used, ((best, gain),) * (len(rungs) if close else 1))

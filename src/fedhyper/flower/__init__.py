@@ -1,10 +1,11 @@
-"""FedHyper for Flower: ``FedHyper`` wraps any strategy; ``client_optimizer`` follows it on the clients.
+"""FedHyper for Flower: ``FedHyper`` wraps any strategy; ``client_optimizer`` or ``mod`` follow it on the clients.
 
-The server needs NumPy alone; only ``client_optimizer`` imports torch, when it is first asked for.
+The server needs NumPy alone; what clients use is imported when it is first asked for.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -15,14 +16,23 @@ except ImportError as error:  # pragma: no cover - depends on the installation
 from fedhyper.flower.strategy import FedHyper
 
 if TYPE_CHECKING:
-    from fedhyper.flower.client import client_optimizer, identify, local_lr, train_reply
+    from fedhyper.flower.client.optimizer import client_optimizer, local_lr
+    from fedhyper.flower.client.reply import identify, train_reply
+    from fedhyper.flower.client.torch_mod import climbing_mod, mod
 
-__all__ = ["FedHyper", "client_optimizer", "identify", "local_lr", "train_reply"]
+__all__ = ["FedHyper", "client_optimizer", "climbing_mod", "identify", "local_lr", "mod", "train_reply"]
+
+_HOMES = {
+    "client_optimizer": "optimizer",
+    "local_lr": "optimizer",
+    "identify": "reply",
+    "train_reply": "reply",
+    "climbing_mod": "torch_mod",
+    "mod": "torch_mod",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from fedhyper.flower import client
-
-        return getattr(client, name)
+    if name in _HOMES:
+        return getattr(import_module(f"fedhyper.flower.client.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

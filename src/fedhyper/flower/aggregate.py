@@ -16,12 +16,12 @@ from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedhyper.automatic.ladder import Ladder
-from fedhyper.flower import wrapped
-from fedhyper.flower.layout import Arrays, Layout, Opened, mean, views
-from fedhyper.flower.losses import TRAIN_LOSS, Losses, first_number, reported, sq_distances
+from fedhyper.flower.inner import nesting, stepping
+from fedhyper.flower.losses import Losses, first_number, reported, sq_distances
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.replies import Expected, NodeReply, Refusal, sift
-from fedhyper.flower.wire import LOSS, SQ_NORM
+from fedhyper.flower.records.layout import Arrays, Layout, Opened, mean, views
+from fedhyper.flower.records.replies import Expected, NodeReply, Refusal, sift
+from fedhyper.flower.wire import GAIN, LOSS, SQ_NORM, USED_LR, VOTE
 from fedhyper.loop import RoundReport
 
 _FAR, _ALIKE = 1e3, 3.0  # factors between rates and between lengths of updates: no client that heard is near either
@@ -70,6 +70,13 @@ class Aggregator:
     aggregate_only: bool
     ladder: Ladder | None = None
 
+    @property
+    def sees_delta(self) -> bool:
+        """Whether the clients' own mean is looked at where the inner strategy makes a step of it. Otherwise that step,
+        which is all that comes out of secure aggregation, and has the noise in it, is what there is to see."""
+        hidden = self.aggregate_only or ("losses" not in self.requires and nesting.private(self.strategy))
+        return not hidden
+
     def __call__(
         self, server_round: int, sent: Opened, messages: list[Message], expected: Expected, roster: Roster
     ) -> Aggregate:
@@ -79,15 +86,15 @@ class Aggregator:
         not all of them are in it, because clients try rates out.
         """
         contents = [message.content if message.has_content() else None for message in messages]
-        if wrapped.repeatable(self.strategy) and not self.aggregate_only and not expected.rungs:
+        if stepping.repeatable(self.strategy) and not self.aggregate_only and not expected.rungs:
             made = self._once(server_round, sent.arrays, messages, replace(expected, finite=False), roster)
             if made.sound:
                 return made
             for message, content in zip(messages, contents, strict=True):
                 if content is not None:
                     message.content = content
-            wrapped.remember(self.strategy, made.memory)
-            wrapped.synchronize(self.strategy, sent.record)
+            stepping.remember(self.strategy, made.memory)
+            stepping.synchronize(self.strategy, sent.record)
         return self._once(server_round, sent.arrays, messages, expected, roster)
 
     def _once(
@@ -96,23 +103,33 @@ class Aggregator:
         errors = [message for message in messages if message.has_error()]
         believed, rejected = sift((message for message in messages if not message.has_error()), expected)
         believed = roster.in_order(believed)
-        unheard = self._unheard(before, believed, expected.rungs)
-        believed, votes = (believed, None) if unheard else self._near_the_best(believed, expected.rungs)
-        memory = wrapped.memory(self.strategy)
+        climbers = self._climbers(believed) if expected.climbs else []
+        unheard = not climbers and self._unheard(before, believed, expected.rungs)
+        votes: tuple[tuple[int, float], ...] | None = None
+        if climbers:
+            believed, votes = climbers, tuple((int(r.metrics[VOTE]), float(r.metrics[GAIN])) for r in climbers)  # type: ignore[arg-type]
+        elif not unheard:
+            believed, votes = self._near_the_best(believed, expected.rungs)
+        memory = stepping.memory(self.strategy)
         nothing = Aggregate(RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard)
         if not believed:
             return nothing
         layout = self.layout
-        steps = wrapped.steps(self.strategy) and not self.aggregate_only
-        readable = steps and wrapped.readable(self.strategy)
+        steps = stepping.steps(self.strategy)
+        looked_into = steps and self.sees_delta
+        readable = looked_into and stepping.readable(self.strategy)
         # all of it now: FedMedian empties the replies it reads
-        names = () if not steps else layout.statistics if readable else (*layout.trained, *layout.statistics)
+        names = () if not looked_into else layout.statistics if readable else (*layout.trained, *layout.statistics)
         replies, weights = [reply.arrays for reply in believed], [reply.weight for reply in believed]
         raw = mean(replies, weights, names)
         counters = {} if self.aggregate_only else layout.largest(replies)
         sq_norm = self._sq_norm(before, believed)
 
-        record, metrics = self.strategy.aggregate_train(server_round, [reply.message for reply in believed] + errors)
+        passed = [reply.message for reply in believed]
+        if not nesting.private(self.strategy):  # they leave a whole round out for one that failed
+            passed += errors
+        with nesting.noise_for(self.strategy, len(believed)):
+            record, metrics = nesting.own(self.strategy, "aggregate_train")(server_round, passed)
         nothing = nothing._replace(metrics=metrics)
         if record is None:  # it gave up, which is nobody's nonsense
             return nothing._replace(report=RoundReport())
@@ -128,11 +145,11 @@ class Aggregator:
         if "sq_norm" in self.requires and sq_norm is None:
             sq_norm = reported(SQ_NORM, rows, weights)
         if readable:
-            delta = {name: wrapped.read_back(self.strategy, nothing.memory, name) for name in layout.trained}
+            delta = {name: stepping.read_back(self.strategy, nothing.memory, name) for name in layout.trained}
         else:
-            delta = layout.delta(before, raw if steps else after)
+            delta = layout.delta(before, raw if looked_into else after)
         trained = {name: after[name] for name in layout.trained}
-        statistics = {name: (raw if steps else after)[name] for name in layout.statistics}
+        statistics = {name: (raw if looked_into else after)[name] for name in layout.statistics}
         report = RoundReport(
             delta=delta,
             losses=losses,
@@ -140,16 +157,28 @@ class Aggregator:
             statistics=statistics or None,
             refused=len(rejected),
             votes=votes,
+            climbed=bool(climbers),
             aggregate=None if steps else trained,
             stepped=trained if steps else None,
         )
-        train_loss = first_number(dict(metrics or {}), TRAIN_LOSS)
+        train_loss = self.losses.train_loss(dict(metrics or {}))
+        known = [loss for loss in losses if math.isfinite(loss)]
         return nothing._replace(
             report=report,
             counters=counters,
             came=Opened(record, after),
-            train_loss=fmean(losses) if train_loss is None and losses else train_loss,
+            train_loss=fmean(known) if train_loss is None and known else train_loss,
         )
+
+    @staticmethod
+    def _climbers(believed: list[NodeReply]) -> list[NodeReply]:
+        """Those that tried several rates by themselves and answer with the best, if they are more than half."""
+        found = [
+            reply
+            for reply in believed
+            if isinstance(reply.metrics.get(VOTE), int) and isinstance(reply.metrics.get(GAIN), (int, float))
+        ]
+        return found if 2 * len(found) > len(believed) else []
 
     def _near_the_best(
         self, believed: list[NodeReply], rungs: Mapping[int, int]
@@ -161,7 +190,7 @@ class Aggregator:
         asked = [reply for reply in believed if reply.node in rungs]
         if self.ladder is None or not asked:
             return believed, None
-        means = [first_number(reply.metrics, TRAIN_LOSS) for reply in asked]
+        means = [self.losses.train_loss(reply.metrics) for reply in asked]
         known = [(reply, value) for reply, value in zip(asked, means, strict=True) if value is not None]
         if not known:
             lowest = min(rungs[reply.node] for reply in asked)
@@ -176,7 +205,8 @@ class Aggregator:
 
     def _unheard(self, before: Arrays, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
         """Whether rates far apart made no difference to how far clients moved, by medians: one client cannot say so."""
-        asked = sorted((reply for reply in believed if reply.node in rungs), key=lambda reply: rungs[reply.node])
+        quiet = [reply for reply in believed if reply.node in rungs and USED_LR not in reply.metrics]
+        asked = sorted(quiet, key=lambda reply: rungs[reply.node])
         third = max(1, len(asked) // 3)
         ends = (asked[:third], asked[-third:])
         low, high = (median_low([rungs[reply.node] for reply in some]) for some in ends if some) if asked else (0, 0)

@@ -20,7 +20,7 @@ import numpy as np
 from fedhyper.arrays import is_number
 from fedhyper.automatic.ladder import Ladder
 from fedhyper.averages import Averaging
-from fedhyper.flower.layout import Arrays
+from fedhyper.flower.records.layout import Arrays
 from fedhyper.optimizers import ServerOptimizer
 from fedhyper.plan import Plan, PlanState, Seen
 

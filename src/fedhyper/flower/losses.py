@@ -8,16 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from fedhyper.flower.layout import Arrays
-from fedhyper.flower.wire import LOSS
+from fedhyper.flower.records.layout import Arrays
+from fedhyper.flower.wire import LOSS, MEAN_LOSS
 
 _CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads
 _STRETCH = 65_536
 
 # The loss of the first batch, at the weights that were sent, is the newest word on those weights. A stock client
 # reports its mean training loss; that sees a bad rate a round earlier and bad weights just as well.
-TRAIN_LOSS = ("train_loss", "train-loss", "loss")
-KEYS = (LOSS, "loss", "train_loss", "train-loss")
+TRAIN_LOSS = (
+    MEAN_LOSS,
+    "train_loss",
+    "train-loss",
+    "loss",
+    "training_loss",
+    "train_logloss",
+    "train-logloss",
+    "logloss",
+)
+KEYS = (LOSS, "loss", *(name for name in TRAIN_LOSS if name != "loss"))
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -30,21 +39,26 @@ def first_number(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
 def reported(key: str, rows: Rows, weights: Sequence[float]) -> float | None:
     """Σ p_m x_m of a metric, or None unless everybody reports it as a number of at least 0."""
     values = [row.get(key) for row in rows]
-    if not all(isinstance(value, (int, float)) and value >= 0 for value in values):
+    if not all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in values):
         return None
     return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)  # type: ignore[operator]
 
 
 class Losses:
-    """The clients' losses, none in a round in which nobody reports one.
+    """The clients' losses, none in a round in which nobody reports one. ``given``: the metric, if the app names it.
 
     Which metric is the loss is found out in the first round in which more than half of the clients report one of
     ``KEYS``, the first of these that they do; from then on it is that one. A round without says nothing about damage:
     clients that never report a loss leave a schedule that reads it without a brake (see docs/flower.md).
     """
 
-    def __init__(self) -> None:
-        self.key: str | None = None  # None: not found out yet
+    def __init__(self, given: str | None = None) -> None:
+        self.train_keys = TRAIN_LOSS if given is None else (given,)
+        self.key = given  # None: not found out yet
+
+    def train_loss(self, row: Mapping[str, Any]) -> float | None:
+        """A client's mean training loss, or the mean of theirs; None: it is not among these metrics."""
+        return first_number(row, self.train_keys)
 
     def values(self, rows: Rows) -> tuple[float, ...]:
         """Those of the clients that report it; one row, where only their average is to be seen."""

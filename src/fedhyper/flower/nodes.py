@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedhyper.flower.replies import NodeReply
+from fedhyper.flower.records.replies import NodeReply
 from fedhyper.flower.wire import ANSWER, NUM_PARTITIONS, PARTITION, PARTITION_ID, QUESTION
 
 Configure = Callable[[int, ArrayRecord, ConfigRecord, Grid], Iterable[Message]]

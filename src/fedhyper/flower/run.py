@@ -1,4 +1,4 @@
-"""One run: the server loop, its state, and the state as Flower's records and as a checkpoint file.
+"""One run: the server loop, its state, and the state as Flower's records.
 
 The loop works on named arrays in whatever precision its arithmetic gives; what is sent has the model's own types. So
 after every round the arrays that are really sent are put back into the state. Counters are no part of the loop.
@@ -6,30 +6,24 @@ after every round the arrays that are really sent are put back into the state. C
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
 from fedhyper.averages import Model
-from fedhyper.errors import CheckpointRefused
-from fedhyper.flower import wrapped
 from fedhyper.flower.aggregate import Aggregate, Aggregator
 from fedhyper.flower.gram import InCoordinates
-from fedhyper.flower.layout import Arrays, Layout, Trainable, views
+from fedhyper.flower.inner import stepping
 from fedhyper.flower.losses import Losses
+from fedhyper.flower.records.layout import Layout, Trainable, views
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.plan import Plan
-from fedhyper.storage import checkpoint
-from fedhyper.storage.checkpoint import from_plain, to_plain
-from fedhyper.storage.record import RoundRecord
 
-_KIND = "flower"
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Tell = Callable[[int, MetricRecord | None], None]
 
 
 class Run:
@@ -45,21 +39,22 @@ class Run:
         global_lr: float,
         trainable: Trainable,
         aggregate_only: bool,
+        loss_key: str | None = None,
     ) -> None:
         self.strategy = strategy
         self.layout = Layout.of(arrays, trainable)
         self.plan, self.client_rule = make_schedule(schedule, local_lr=local_lr, global_lr=global_lr)
         shown: Plan = InCoordinates(self.plan) if self.plan.products_only else self.plan
-        self.loop = ServerLoop(shown, None if aggregate_only else wrapped.optimizer(strategy))
-        self.losses = Losses()
+        self.losses = Losses(loss_key)
         self.aggregator = Aggregator(
             strategy, self.layout, self.plan.requires, self.losses, aggregate_only, self.plan.ladder
         )
+        self.loop = ServerLoop(shown, stepping.optimizer(strategy, seen=self.aggregator.sees_delta))
         model = self.layout.model(views(arrays))
         self.state: LoopState = self.loop.init(model.weights, model.statistics)
         self.offset = 0  # rounds that an earlier life of this run has done: Flower counts from 1 in each
         self._mean: tuple[Model, ArrayRecord] | None = None
-        wrapped.remember(strategy, {})
+        stepping.remember(strategy, {})
         self.send(arrays)
 
     def send(self, record: ArrayRecord) -> None:
@@ -75,8 +70,28 @@ class Run:
         if mean is self.state.now:
             return arrays
         if self._mean is None or self._mean[0] is not mean:
-            self._mean = mean, self.layout.packed(mean, self.counters) or arrays
+            record = self.layout.packed(mean, self.counters) or arrays
+            if record is not arrays and not self._is_wider(mean):  # the same numbers: once in memory is enough
+                mean = self.layout.model(views(record))
+                self.state = self.state._replace(mean=mean)
+            self._mean = mean, record
         return self._mean[1]
+
+    def evaluating(self, evaluate_fn: EvaluateFn | None, tell: Tell) -> EvaluateFn | None:
+        """The app's ``evaluate_fn``, on the weights that are kept, by the true round; ``tell`` hears what it finds."""
+        if evaluate_fn is None:
+            return None
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = evaluate_fn(server_round + self.offset, self.kept(arrays))
+            tell(server_round + self.offset, metrics)
+            return metrics
+
+        return evaluate
+
+    def _is_wider(self, model: Model) -> bool:
+        held = {**model.weights, **(model.statistics or {})}
+        return any(array.dtype != self.layout.dtypes[name] for name, array in held.items())
 
     def decide(self, made: Aggregate) -> Decision:
         """Let the server loop act on a round. The inner strategy's memory goes back with the weights, or is lost."""
@@ -93,9 +108,9 @@ class Run:
         if record is not None:
             self.send(record)
         if decision.action == "idle":
-            wrapped.remember(self.strategy, made.memory)
+            stepping.remember(self.strategy, made.memory)
         if decision.forget:
-            wrapped.remember(self.strategy, {})
+            stepping.remember(self.strategy, {})
         return decision
 
     def renumber(self, result: Result) -> None:
@@ -105,61 +120,3 @@ class Run:
             shifted = {server_round + self.offset: value for server_round, value in metrics.items()}
             metrics.clear()
             metrics.update(shifted)
-
-    # --- as a file ---------------------------------------------------------------------------------------------------
-
-    def save(self, path: Path, history: list[RoundRecord], identity: dict[str, Any]) -> None:
-        """Replace ``path`` by this state. ``identity`` is what a run must agree on to go on from it."""
-        tensors: dict[str, NDArray[Any]] = {}
-        values = {
-            "kind": _KIND,
-            "identity": identity | self._identity(),
-            "round": self.state.round,
-            "loop": to_plain(self.state, tensors, "loop"),
-            "counters": to_plain(self.counters, tensors, "counters"),
-            "memory": to_plain(wrapped.memory(self.strategy), tensors, "memory"),
-            "loss_key": self.losses.key,
-            "history": history,
-        }
-        checkpoint.save(path, tensors, values)
-
-    def resume(self, path: Path, identity: dict[str, Any]) -> list[RoundRecord]:
-        """Go on from ``path``; the history comes back. CheckpointRefused names the first setting that differs."""
-        tensors, values = checkpoint.load(path)
-        if values.get("kind") != _KIND:
-            raise CheckpointRefused(f"{path}: not the checkpoint of a Flower run")
-        theirs = values.get("identity", {})
-        for key, value in (identity | self._identity()).items():
-            if theirs.get(key) != value:
-                raise CheckpointRefused(f"{path}: {key} was {_short(theirs.get(key))} and now is {_short(value)}")
-        try:
-            state: LoopState = from_plain(values["loop"], tensors, self.state)
-            rates = (state.plan.global_lr, state.plan.local_lr)
-            if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-                raise ValueError(f"the rates are {rates}")
-            counters: Arrays = from_plain(values["counters"], tensors)
-            record = self.layout.packed(state.now, counters)
-            if record is None or self.layout.mismatch(views(record)):
-                raise ValueError("its arrays are not the model's")
-            memory, self.losses.key = from_plain(values["memory"], tensors), values["loss_key"]
-            history = list(values["history"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointRefused(f"{path}: the checkpoint's content is not a run's state: {error}") from error
-        self.state, self.offset = state, state.round
-        self.send(record)
-        wrapped.remember(self.strategy, memory)
-        return history
-
-    def _identity(self) -> dict[str, Any]:
-        layout = self.layout
-        return {
-            "schedule": repr((self.plan, self.client_rule)),
-            "strategy": type(self.strategy).__name__,
-            "arrays": {name: [str(layout.dtypes[name]), *shape] for name, shape in layout.shapes.items()},
-            "trained": list(layout.trained),
-        }
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

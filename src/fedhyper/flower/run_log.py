@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower.aggregate import Aggregate
 from fedhyper.flower.losses import first_number
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.replies import Refusal, one_line
+from fedhyper.flower.records.replies import Refusal, one_line
 from fedhyper.flower.wire import PREFIX
 from fedhyper.loop import Decision
 from fedhyper.storage.record import RoundRecord, finite
@@ -31,14 +31,19 @@ TEST_LOSS = ("loss", "eval_loss", "test_loss", "eval-loss")
 # What Flower's own log and result show of a round, with our prefix
 SHOWN = ("global_lr", "local_lr", "clients_used", "clients_rejected", "rollback")
 
+OnRound = Callable[[RoundRecord], object]
+
+_MOST_LINES = 10  # of one kind about one round
+
 _log = logging.getLogger("flwr")
 
 
 class RunLog:
     """``history`` is the record of every round; with a directory it is on disk, too, from ``begin`` on."""
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, on_round: OnRound | None = None) -> None:
         self.history: list[RoundRecord] = []
+        self._on_round, self._told = on_round, 0
         self._directory = directory
         self._files: RunFiles | None = None
         self._bytes_up = self._bytes_down = 0
@@ -48,7 +53,7 @@ class RunLog:
 
     def begin(self, config: Mapping[str, Any], history: Sequence[RoundRecord], *, resume: bool) -> None:
         """A new run, or one that goes on after ``history``; a directory that holds another run is refused."""
-        self.history = list(history)
+        self.history, self._told = list(history), len(history)
         if self._directory is None:
             return
         files = RunFiles(self._directory)
@@ -61,8 +66,15 @@ class RunLog:
         self._files = files
         self._summarize("running", "")
 
+    def tell(self) -> None:
+        """Show whoever asked for it the rounds that are complete, evaluation and all, each once."""
+        for record in self.history[self._told :] if self._on_round is not None else ():
+            self._told += 1
+            self._on_round(record)  # type: ignore[misc]
+
     def end(self, kept: ArrayRecord) -> None:
         """The run came to its end with these weights."""
+        self.tell()
         digest = hashlib.sha256()
         for array in kept.values() if self._files is not None else ():
             digest.update(array.data)
@@ -74,6 +86,7 @@ class RunLog:
         try:
             yield
         except BaseException as error:
+            self.tell()
             self._summarize("diverged" if isinstance(error, TrainingStopped) else "interrupted", "")
             raise
 
@@ -150,17 +163,33 @@ def shown(record: RoundRecord) -> dict[str, Any]:
     return {f"{PREFIX}{key.replace('_', '-')}": value + 0 for key, value in named.items() if value is not None}
 
 
-def complain(record: RoundRecord, rejected: list[Refusal], messages: list[Message], roster: Roster) -> str:
-    """Log what went wrong in a round; the reasons come back in one line."""
-    for node, reason in rejected:
-        _log.warning("fedhyper: reply of %s refused: %s", roster.who(node), reason)
+def complain(
+    record: RoundRecord, rejected: list[Refusal], messages: list[Message], asked: Iterable[int], roster: Roster
+) -> str:
+    """Log what went wrong in a round, by node; the reasons come back in one line."""
+    failed = [(m.metadata.src_node_id, one_line(str(m.error.reason))) for m in messages if m.has_error()]
+    silent = sorted(set(asked) - {message.metadata.src_node_id for message in messages}, key=roster.position)
+    _say("reply of %s refused: %s", [(roster.who(node), reason) for node, reason in rejected])
+    _say("%s failed: %s", [(roster.who(node), reason) for node, reason in failed])
+    _say("%s did not answer%s", [(roster.who(node), "") for node in silent])
     if record["rollback"]:
         _log.warning("fedhyper: round %d: damaged weights; back to the last good ones", record["round"])
     if not record["clients_used"]:
         _log.warning("fedhyper: round %d had no usable reply; the weights stay", record["round"])
-    failed = [(m.metadata.src_node_id, one_line(str(m.error.reason))) for m in messages if m.has_error()]
     reasons = [f"{roster.who(node)}: {reason}" for node, reason in (*rejected, *failed)]
     return "; ".join(reasons[:3]) or "nobody answered"
+
+
+def _say(line: str, cases: Sequence[tuple[str, str]]) -> None:
+    for case in cases[:_MOST_LINES]:
+        _log.warning(f"fedhyper: {line}", *case)
+    if len(cases) > _MOST_LINES:
+        _log.warning("fedhyper: and %d more like these", len(cases) - _MOST_LINES)
+
+
+def complain_of_evaluation(rejected: list[Refusal], roster: Roster) -> None:
+    """Log whose evaluation was left out."""
+    _say("evaluation of %s refused: %s", [(roster.who(node), reason) for node, reason in rejected])
 
 
 def _array_bytes(messages: Iterable[Message]) -> int:

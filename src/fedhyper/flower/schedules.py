@@ -1,22 +1,14 @@
-"""The schedules by name and from rule objects, and what clients are told of one."""
+"""The schedules by name and from rule objects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fedhyper.automatic.auto import auto
-from fedhyper.automatic.ladder import Ladder
 from fedhyper.baselines import Constant
 from fedhyper.errors import UserError
-from fedhyper.flower.layout import Arrays, pack
-from fedhyper.flower.wire import CLIENT, DELTA, LOCAL_LR
-from fedhyper.loop import LoopState
 from fedhyper.plan import Pair, Plan
 from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL
 
@@ -80,7 +72,17 @@ def _by_name(name: str, local_lr: float, global_lr: float) -> Rules:
     return tuple(rules[part] for part in name.split("+") if part != "constant")
 
 
-def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
+def check_settings(send_delta: str, weight_cap: float | None, checkpoint_every: int) -> None:
+    """UserError for a setting of the strategy that cannot be."""
+    if send_delta not in ("full", "half", "cached"):
+        raise UserError(f"send_delta must be one of full, half, cached, got {send_delta!r}")
+    if weight_cap is not None and not weight_cap >= 1:
+        raise UserError(f"weight_cap is a factor of the median weight and must be at least 1, got {weight_cap!r}")
+    if checkpoint_every < 1:
+        raise UserError(f"checkpoint_every is a number of rounds and must be at least 1, got {checkpoint_every!r}")
+
+
+def described(schedule: Schedule, inner: Strategy, settings: dict[str, Any]) -> dict[str, Any]:
     """What a run's ``config.toml`` says of them; ``method`` is the simulator's name for it, where it has one."""
     name = type(inner).__name__
     if isinstance(schedule, str):
@@ -88,36 +90,5 @@ def described(schedule: Schedule, inner: Strategy) -> dict[str, Any]:
     else:
         rules = schedule if isinstance(schedule, tuple) else (schedule,)
         method = "+".join(type(rule).__name__ for rule in rules)
-    return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule)}
-
-
-def spread_rates(ladder: Ladder, messages: list[Message], state: LoopState, keys: Sequence[str]) -> dict[int, int]:
-    """Give every node a rate of its own to try out; node → rung comes back. ``keys`` are the config's for the rate.
-
-    Fewer than three nodes have nothing to compare: they keep the rate they have, and nothing comes back.
-    """
-    rungs = ladder.spread(len(messages), state.averaged, state.local_lr)
-    for message, rung in zip(messages, rungs, strict=False):  # FedAvg puts one content into all its messages
-        records = dict(message.content.items())
-        for name, record in records.items():
-            if isinstance(record, ConfigRecord) and LOCAL_LR in record:
-                records[name] = record = record.copy()
-                record.update(dict.fromkeys(keys, ladder.rate(rung)))
-        message.content = RecordDict(records)
-    return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=False)}
-
-
-def attach_rule(
-    rule: FedHyperCL, messages: list[Message], state: LoopState, send_delta: Literal["full", "half", "cached"]
-) -> None:
-    """FedHyper-CL's settings, and the last aggregate unless clients keep the weights themselves."""
-    settings = {key: value for key, value in asdict(rule).items() if key != "local_steps"}
-    extra: dict[str, Any] = {CLIENT: ConfigRecord({**settings, "global_lr": float(state.plan.global_lr)})}
-    if rule.global_term != "off" and isinstance(state.before, dict) and send_delta != "cached":
-        named: Arrays = state.before
-        if send_delta == "half":
-            largest = float(np.finfo(np.float16).max)
-            named = {name: np.clip(array, -largest, largest).astype(np.float16) for name, array in named.items()}
-        extra[DELTA] = ArrayRecord({name: pack(array) for name, array in named.items()})
-    for message in messages:  # FedAvg puts one content into all its messages
-        message.content = RecordDict({**dict(message.content.items()), **extra})
+    known = {key: value for key, value in settings.items() if value is not None}
+    return {"method": method, "engine": "flower", "strategy": name, "schedule": str(schedule), **known}

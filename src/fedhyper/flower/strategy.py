@@ -12,30 +12,29 @@ returns to the last good weights (``run``); what comes out is sent next, with th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.errors import TrainingStopped, UserError
-from fedhyper.flower import wire, wrapped
-from fedhyper.flower.aggregate import Aggregate
 from fedhyper.flower.gram import lengths
-from fedhyper.flower.layout import Layout, Opened, Trainable
+from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.replies import Expected, Refusal
-from fedhyper.flower.run import Run
-from fedhyper.flower.run_log import RunLog, complain, shown
-from fedhyper.flower.schedules import Schedule, attach_rule, described, make_schedule, spread_rates
+from fedhyper.flower.outgoing import UNHEARD, attach_rule, put_back, rate_entries, rates_used, spread_rates, too_few
+from fedhyper.flower.records.layout import Layout, Opened, Trainable
+from fedhyper.flower.records.replies import Expected, Refusal, sift_evaluation
+from fedhyper.flower.run import EvaluateFn, Run
+from fedhyper.flower.run_log import OnRound, RunLog, complain, complain_of_evaluation, shown
+from fedhyper.flower.saving import Saver
+from fedhyper.flower.schedules import Schedule, check_settings, described, make_schedule
 from fedhyper.loop import LoopState
 from fedhyper.storage.record import RoundRecord
 
 _log = logging.getLogger("flwr")
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FedHyper(Strategy):
@@ -46,14 +45,18 @@ class FedHyper(Strategy):
     local_lr        the clients' initial rate, above 0; None: the train config's ``lr_key``, or 0.01. Higher: longer
                     local steps. auto finds its own, and uses this only where clients cannot try rates out
     global_lr       the initial global rate, above 0, which multiplies the server's step; higher: longer steps
-    lr_key          the train config's entry that clients already take their rate from; set every round
+    lr_key          the train config's entry that clients already take their rate from; set every round. None: those of
+                    the usual names that are in it, or "lr"
+    loss_key        the metric that is the clients' training loss; None: the usual names are tried
     seed            any integer: nodes are sampled by partition from it, and replies summed up in that order, so that a
                     run can be repeated to the bit; None: as Flower does
     nodes           how many to wait for before the first round; None: with a seed, the number they report themselves
     wait            seconds that this may take, then the run starts with those that came; higher: later, and complete
     trainable       names, or a predicate, of the arrays that are trained; None: floats that are no BatchNorm statistic
     checkpoint      a file to replace after every round, from which ``start(resume=True)`` goes on; None: none
+    checkpoint_every  rounds between two of them, at least 1; higher costs less, and a killed run loses more
     run_dir         a directory for the records of the run, which ``fedhyper report`` shows; None: none
+    on_round        called with the record of each round once it is complete, evaluation and all; None: nobody
     send_delta      how CL's clients learn the last aggregate: "full" (a second model down), "half" (as float16, half
                     of that), "cached" (nothing: they keep the weights of the last round)
     weight_cap      at least 1: no reply counts more than this × the median weight; higher trusts clients more; None: as
@@ -69,38 +72,45 @@ class FedHyper(Strategy):
         *,
         local_lr: float | None = None,
         global_lr: float = 1.0,
-        lr_key: str = "lr",
+        lr_key: str | None = None,
+        loss_key: str | None = None,
         seed: int | None = None,
         nodes: int | None = None,
         wait: float = 120.0,
         trainable: Trainable = None,
         checkpoint: Path | str | None = None,
+        checkpoint_every: int = 1,
         run_dir: Path | str | None = None,
+        on_round: OnRound | None = None,
         send_delta: Literal["full", "half", "cached"] = "full",
         weight_cap: float | None = None,
         aggregate_only: bool = False,
         patience: int = 5,
     ) -> None:
-        if send_delta not in ("full", "half", "cached"):
-            raise UserError(f"send_delta must be one of full, half, cached, got {send_delta!r}")
-        if weight_cap is not None and not weight_cap >= 1:
-            raise UserError(f"weight_cap is a factor of the median weight and must be at least 1, got {weight_cap!r}")
+        check_settings(send_delta, weight_cap, checkpoint_every)
         make_schedule(schedule, local_lr=local_lr or 0.01, global_lr=global_lr)  # refuse bad settings before a run
         self.strategy, self.schedule, self.seed = strategy, schedule, seed
-        self.local_lr, self.global_lr, self.lr_key = local_lr, global_lr, lr_key
+        self.local_lr, self.global_lr, self.lr_key, self.loss_key = local_lr, global_lr, lr_key, loss_key
         self.nodes, self.wait, self.trainable, self.weight_cap = nodes, wait, trainable, weight_cap
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
+        self.checkpoint_every, self.on_round = checkpoint_every, on_round
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.send_delta, self.aggregate_only, self.patience = send_delta, aggregate_only, patience
         self.rejected: list[Refusal] = []  # of the newest round
         self._current: Run | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        """What FedHyper has not is the inner strategy's: its settings, and methods of an app's own."""
+        if name.startswith("__") or "strategy" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
+
     def summary(self) -> None:
         """Log the settings, then the inner strategy's."""
         _log.info("\t├──> FedHyper settings:")
         _log.info("\t│\t├── Schedule: %s", self.schedule)
-        _log.info("\t│\t└── Wraps: %s", type(self.strategy).__name__)
-        self.strategy.summary()
+        _log.info("\t│\t└── Wraps: %s", " around ".join(type(one).__name__ for one in nesting.chain(self.strategy)))
+        nesting.own(self.strategy, "summary")()
 
     @property
     def history(self) -> list[RoundRecord]:
@@ -125,19 +135,30 @@ class FedHyper(Strategy):
 
     def _begin(self, arrays: ArrayRecord, config: ConfigRecord) -> Run:
         """A new run: nothing of an earlier one stays."""
-        given = config.get(self.lr_key)
+        rates = [config.get(key) for key in rate_entries(config, self.lr_key)]
+        given = next((float(rate) for rate in rates if isinstance(rate, (int, float)) and rate > 0), 0.01)
         self._current = run = Run(
             self.strategy,
             self.schedule,
             arrays,
-            local_lr=self.local_lr or (float(given) if isinstance(given, (int, float)) else 0.01),
+            local_lr=self.local_lr or given,
             global_lr=self.global_lr,
             trainable=self.trainable,
             aggregate_only=self.aggregate_only,
+            loss_key=self.loss_key,
         )
-        self._roster, self._records = Roster(self.nodes, self.wait), RunLog(self.run_dir)
+        self._roster, self._records = Roster(self.nodes, self.wait), RunLog(self.run_dir, self.on_round)
+        self._saver = Saver(self.checkpoint, self.checkpoint_every, self.seed)
         self.rejected, self._asked, self._rungs = [], set[int](), dict[int, int]()
+        self._given: ArrayRecord | None = None  # the mean that a loop of the inner strategy's own was given
+        self._loop_is_theirs, self._climbs, self._warned = False, False, set[str]()
+        self._rounds: int | None = None  # known inside start()
         return run
+
+    def _warn_once(self, what: str, line: str, *words: object) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning(f"fedhyper: {line}", *words)
 
     # --- what goes out -----------------------------------------------------------------------------------------------
 
@@ -145,19 +166,26 @@ class FedHyper(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages, with this round's local rate (and Δ_t-1 for CL)."""
+        nesting.refuse_noise_outside()
         run = self._current or self._begin(arrays, config)
-        if arrays is not run.record:  # whoever runs the rounds has the last word on what is sent
+        self._records.tell()
+        if arrays is not run.record and arrays is not self._given:  # whoever runs the rounds has the last word
             run.send(arrays)
-        wrapped.synchronize(self.strategy, arrays)
-        config = config.copy()
-        config[wire.LOCAL_LR] = config[self.lr_key] = float(run.state.local_lr)
-        configure = self.strategy.configure_train
-        messages = self._roster.sample(configure, server_round + run.offset, arrays, config, grid, self.seed)
+        stepping.synchronize(self.strategy, run.record)
+        entries, config, rate = rate_entries(config, self.lr_key), config.copy(), float(run.state.local_lr)
+        config.update(dict.fromkeys(entries, rate))
+        configure = nesting.own(self.strategy, "configure_train")
+        messages = self._roster.sample(configure, server_round + run.offset, run.record, config, grid, self.seed)
+        if put_back(messages, entries, rate):
+            self._warn_once("rate", "the strategy sets %s itself; FedHyper's rate is sent instead", entries[-1])
         if run.client_rule is not None:
             attach_rule(run.client_rule, messages, run.state, self.send_delta)
-        self._rungs, ladder = {}, run.plan.ladder
-        if run.state.climbs and ladder is not None and not self.aggregate_only:
-            self._rungs = spread_rates(ladder, messages, run.state, (wire.LOCAL_LR, self.lr_key))
+        self._rungs, ladder = {}, None if self.aggregate_only else run.plan.ladder
+        self._climbs = run.state.climbs and ladder is not None
+        if run.state.climbs and ladder is not None:
+            self._rungs = spread_rates(ladder, messages, run.state, entries)
+            if self._rounds is not None and (line := too_few(ladder, len(messages), self._rounds)):
+                self._warn_once("few", line)
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._records.sent(messages)
         return messages
@@ -166,54 +194,57 @@ class FedHyper(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The inner strategy's messages, with the weights that are returned in the end."""
-        run, configure = self._run, self.strategy.configure_evaluate
-        return self._roster.sample(configure, server_round + run.offset, run.kept(arrays), config, grid, self.seed)
+        run, configure = self._run, nesting.own(self.strategy, "configure_evaluate")
+        sample, kept = self._roster.sample, run.kept(arrays)
+        messages = sample(configure, server_round + run.offset, kept, config, grid, self.seed)
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        return messages
 
     # --- what comes back ---------------------------------------------------------------------------------------------
+
+    def _expected(self, server_round: int, hook: str) -> Expected:
+        layout = None if self.aggregate_only else self._run.layout
+        key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
+        return Expected(
+            server_round, layout, self._asked, key, self.weight_cap, free=free, rungs=self._rungs, climbs=self._climbs
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """One round as a transaction: either everything moves on, or nothing does and the reason is logged."""
         run, messages = self._run, list(replies)
+        self._saver.wait()
         self._records.answered(messages)
         server_round += run.offset
-        layout, key = None if self.aggregate_only else run.layout, wrapped.weight_key(self.strategy)
-        expected = Expected(server_round, layout, self._asked, key, self.weight_cap, rungs=self._rungs)
-        before = run.state
+        expected, before = self._expected(server_round, "aggregate_train"), run.state
         made = run.aggregator(server_round, Opened(run.record, before.now.weights), messages, expected, self._roster)
         decision = run.decide(made)
         self.rejected = made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
-        record = self._records.add(server_round, self._rates(made, before), made, decision, measured)
+        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr)
+        record = self._records.add(server_round, rates, made, decision, measured)
         if made.unheard:
-            _log.warning(
-                "fedhyper: the clients' updates are as long at a low rate as at a high one: they do not seem to use"
-                " the rate in the config entry %r (lr_key=); the local rate has no effect",
-                self.lr_key,
-            )
-        reasons = complain(record, self.rejected, messages, self._roster)
+            self._warn_once("unheard", UNHEARD, self.lr_key or "lr")
+        reasons = complain(record, self.rejected, messages, self._asked, self._roster)
         if run.state.idle >= self.patience:
             raise TrainingStopped(f"no usable reply for {run.state.idle} rounds in a row ({reasons})")
-        if self.checkpoint is not None:
-            run.save(self.checkpoint, self.history, {"seed": self.seed})
+        self._saver.save(run, self.history)
         metrics = MetricRecord() if made.metrics is None else made.metrics
         metrics.update(shown(record))
-        return None if decision.action == "idle" else run.record, metrics
-
-    def _rates(self, made: Aggregate, before: LoopState) -> list[float]:
-        """The local rates of the replies that were used; the one that was sent where all had the same."""
-        ladder = self._run.plan.ladder
-        if ladder is None or not self._rungs:
-            return [before.local_lr]
-        return [ladder.rate(self._rungs[r.node]) for r in made.believed if r.node in self._rungs] or [before.local_lr]
+        self._given = run.kept(run.record) if self._loop_is_theirs else run.record
+        return None if decision.action == "idle" else self._given, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The inner strategy's, on replies in a fixed order."""
+        """The inner strategy's, on replies in a fixed order and of one form."""
         server_round += self._run.offset
         ordered = sorted(replies, key=lambda message: self._roster.position(message.metadata.src_node_id))
-        metrics = self.strategy.aggregate_evaluate(server_round, ordered)
+        errors = [message for message in ordered if message.has_error()]
+        expected = self._expected(server_round, "aggregate_evaluate")
+        believed, rejected = sift_evaluation((m for m in ordered if not m.has_error()), expected)
+        complain_of_evaluation(rejected, self._roster)
+        metrics: MetricRecord | None = nesting.own(self.strategy, "aggregate_evaluate")(server_round, believed + errors)
         self._records.evaluated(server_round, metrics)
         return metrics
 
@@ -230,38 +261,39 @@ class FedHyper(Strategy):
         evaluate_fn: EvaluateFn | None = None,
         *,
         resume: bool = False,
+        **others: Any,
     ) -> Result:
         """A new run up to round ``num_rounds``. ``resume``: from the checkpoint if there is one, to the same bits as a
-        run that never stopped; without it an existing checkpoint is refused, not overwritten."""
+        run that never stopped; without it an existing checkpoint is refused, not overwritten. An inner strategy with a
+        ``start`` of its own runs the rounds; ``others`` are that one's."""
         run = self._begin(initial_arrays, train_config or ConfigRecord())
         history: list[RoundRecord] = []
         if self.checkpoint is not None and self.checkpoint.exists():
             if not resume:
                 raise UserError(f"checkpoint {self.checkpoint} exists; go on with start(resume=True), or delete it")
-            history = run.resume(self.checkpoint, {"seed": self.seed})
+            history = self._saver.resume(run)
             _log.info("fedhyper: going on after round %d from %s", run.offset, self.checkpoint)
         local_lr = run.plan.init().local_lr if self.local_lr is None else self.local_lr
         settings = {"rounds": num_rounds, "local_lr": local_lr, "global_lr": self.global_lr, "seed": self.seed}
-        known = {key: value for key, value in settings.items() if value is not None}
-        self._records.begin(described(self.schedule, self.strategy) | known, history, resume=resume)
+        self._records.begin(described(self.schedule, self.strategy, settings), history, resume=resume)
 
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            assert evaluate_fn is not None
-            metrics = evaluate_fn(server_round + run.offset, run.kept(arrays))
-            self._records.evaluated(server_round + run.offset, metrics)
-            return metrics
-
-        with self._records.under_way():
-            result = super().start(
-                grid,
-                run.record,
-                max(num_rounds - run.offset, 0),
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate if evaluate_fn else None,
-            )
-        result.arrays = run.kept(result.arrays or run.record)
+        rounds: dict[str, Any] = {
+            "num_rounds": max(num_rounds - run.offset, 0),
+            "timeout": timeout,
+            "train_config": train_config,
+            "evaluate_config": evaluate_config,
+            "evaluate_fn": run.evaluating(evaluate_fn, self._records.evaluated),
+            **others,
+        }
+        self._loop_is_theirs, self._rounds = type(self.strategy).start is not Strategy.start, num_rounds
+        with self._records.under_way(), self._saver:
+            if self._loop_is_theirs:
+                with nesting.driven_by(self.strategy, self):
+                    result = self.strategy.start(grid, run.record, **rounds) or Result()
+            else:
+                result = super().start(grid, run.record, **rounds)
+            self._saver.save(run, self.history, due=True)
+        result.arrays = run.kept(run.record)
         self._records.end(result.arrays)
         run.renumber(result)
         return result

@@ -16,13 +16,21 @@ PREFIX = "fedhyper."
 LOCAL_LR = "local-lr"  # β_t, a finite number above 0
 SERVER_ROUND = "server-round"  # Flower's own: the round, from 1
 
-# Server to client, records of their own (FedHyper-CL)
-CLIENT = f"{PREFIX}client"  # ConfigRecord: the rule that clients run each step
-DELTA = f"{PREFIX}delta"  # ArrayRecord: Δ_t-1, for the rule's global term
+CLIMB = f"{PREFIX}climb"  # True: a client that can may try several rates
+
+# Server to client, in the train config, too: a record of their own is more than Flower's own mods put up with
+CLIENT = f"{PREFIX}client."  # before each setting of the rule that clients run each step (FedHyper-CL)
+DELTA = f"{PREFIX}delta"  # bytes: Δ_t-1, for the rule's global term, array after array
+DELTA_NAMES = f"{PREFIX}delta-names"  # of which arrays, in which order
+DELTA_TYPE = f"{PREFIX}delta-type"  # float32 or float16
 
 # Client to server, metrics of a train reply
 EXAMPLES = "num-examples"  # Flower's own: the reply's weight
 LOSS = f"{PREFIX}loss"  # of the first batch, at the weights that were sent
+MEAN_LOSS = f"{PREFIX}train-loss"  # mean over the local steps, each before the step
+USED_LR = f"{PREFIX}lr"  # the rate that was really used
+VOTE = f"{PREFIX}vote"  # the rung a client liked best, of several it tried; GAIN: what that gained
+GAIN = f"{PREFIX}gain"
 SQ_NORM = f"{PREFIX}sq-norm"  # |Δ_m|²
 ROUND = f"{PREFIX}round"  # the round that is answered
 PARTITION = f"{PREFIX}partition"  # the partition that the node holds

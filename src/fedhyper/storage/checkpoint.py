@@ -4,8 +4,8 @@
     tensors, values = load(path)         raises CheckpointRefused, one line that names the file
 
 File: magic (8 bytes) | version (u32) | header length (u64) | canonical JSON header | safetensors blob | SHA-256 of all
-that. A kill at any instant leaves the old file or the new one (``files.replace``). The digest proves that the bytes are
-those that were written, not who wrote them. Neither function executes anything a file says: no pickle.
+that. A kill at any instant leaves the old file or the new one (``files``). The digest proves that the bytes are those
+that were written, not who wrote them. Neither function executes anything a file says: no pickle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedhyper.errors import CheckpointRefused, StorageError
-from fedhyper.storage.files import replace
+from fedhyper.storage.files import replace_by
 
 Tensors = dict[str, NDArray[Any]]
 
 MAGIC = b"FEDHYPER"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIQ")
+_STRETCH = 1 << 24  # bytes that are hashed and written at a time
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -89,21 +91,49 @@ def save(path: Path | str, tensors: Mapping[str, NDArray[Any]], values: Mapping[
     path = Path(path)
     _check_keys(values)
     header = json.dumps(_encode(dict(values)), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    # NumPy's ascontiguousarray would turn a 0-dimensional array into a 1-dimensional one
-    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    blob = safetensors.numpy.save(contiguous)
-    prefix = _PREFIX.pack(MAGIC, VERSION, len(header))
-    digest = hashlib.sha256(prefix)
-    digest.update(header)
-    digest.update(blob)
+    pieces = _safetensors(tensors)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, prefix, header, blob, digest.digest())
+        replace_by(path, _with_digest((_PREFIX.pack(MAGIC, VERSION, len(header)), header, *pieces)))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise StorageError(
             f"{path}: the checkpoint cannot be written: {reason}; free space or choose another place"
         ) from error
+
+
+def _safetensors(tensors: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]:
+    """The bytes of ``safetensors.numpy.save``, as views of the arrays themselves: that one copies everything twice."""
+    # NumPy's ascontiguousarray would turn a 0-dimensional array into a 1-dimensional one
+    arrays = {name: np.asarray(array, array.dtype.newbyteorder("<"), order="C") for name, array in tensors.items()}
+    # the library says in which order (the widest numbers first: all are aligned), and how it calls their types
+    empty = safetensors.numpy.save({name: array.reshape(-1)[:0] for name, array in arrays.items()})
+    kinds = {name: entry["dtype"] for name, entry in json.loads(empty[8:]).items()}
+    names = list(kinds)
+    entries, start = {}, 0
+    for name in names:
+        end = start + arrays[name].nbytes
+        entries[name] = {"dtype": kinds[name], "shape": list(arrays[name].shape), "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    views = [arrays[name].reshape(-1).view(np.uint8).data for name in names if arrays[name].size]
+    return [len(header).to_bytes(8, "little"), header, *views]
+
+
+def _with_digest(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The pieces as they are written, in stretches, and the digest of all of them. Hashing goes on in a thread of its
+    own while the stretch before is being written: both leave the interpreter to others."""
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(1) as pool:
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), _STRETCH):
+                stretch = view[start : start + _STRETCH]
+                hashed = pool.submit(digest.update, stretch)
+                yield stretch
+                hashed.result()
+    yield digest.digest()
 
 
 def _check_keys(value: Any) -> None:

@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,12 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: {reason}; free space, check the permissions, or choose another place") from error
 
 
-def replace(path: Path, *pieces: bytes) -> None:
+def replace(path: Path, *pieces: bytes | memoryview) -> None:
+    """``replace_by`` for what is at hand."""
+    replace_by(path, pieces)
+
+
+def replace_by(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Put a file of these pieces where ``path`` is, whole or not at all; OSError leaves what was there.
 
     A temporary file beside it, flushed, renamed over it, and the directory flushed: a kill at any instant leaves the
@@ -71,7 +76,7 @@ def write_new(path: Path, content: bytes | str) -> Path:
     return path
 
 
-def write_all(fd: int, piece: bytes) -> None:
+def write_all(fd: int, piece: bytes | memoryview) -> None:
     """All of ``piece``: the system may take less of it than it was given."""
     view = memoryview(piece)
     while view:

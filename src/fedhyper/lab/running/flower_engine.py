@@ -25,9 +25,9 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fedhyper.errors import UserError
-from fedhyper.flower.client import identify
-from fedhyper.flower.layout import pack, view
+from fedhyper.flower.client.reply import identify
 from fedhyper.flower.nodes import Roster
+from fedhyper.flower.records.layout import pack, view
 from fedhyper.lab.config.model import Config, dump, make_config
 from fedhyper.lab.config.toml import parse_toml
 from fedhyper.lab.plugins import import_inherited

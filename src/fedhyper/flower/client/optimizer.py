@@ -1,4 +1,4 @@
-"""The client's side: the optimizer the server asks for, at a rate that is checked again here.
+"""The optimizer the server asks for, at a rate that is checked again here.
 
     @app.train()
     def train(message, context):
@@ -14,13 +14,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from fedhyper.flower import wire
-from fedhyper.flower.layout import Arrays, pack, views
-from fedhyper.flower.losses import sq_distance
-from fedhyper.flower.wire import CLIENT, DELTA, LOCAL_LR
+from fedhyper.flower.records.layout import Arrays, pack, views
+from fedhyper.flower.wire import CLIENT, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR
 from fedhyper.guard import clamp
 
 if TYPE_CHECKING:
@@ -28,24 +26,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def identify(app: ClientApp) -> ClientApp:
-    """Let ``app`` answer which partition its node holds, so that a server with a seed can sample by it.
-
-    app  the client's app; it comes back
-    """
-
-    @app.query(wire.ACTION)
-    def answer(message: Message, context: Context) -> Message:
-        record = ConfigRecord()
-        for key in (wire.PARTITION_ID, wire.NUM_PARTITIONS):
-            if key in context.node_config:
-                record[key] = context.node_config[key]
-        return Message(RecordDict({wire.ANSWER: record}), reply_to=message)
-
-    return app
-
-
-def _config(message: Message) -> ConfigRecord:
+def train_config(message: Message) -> ConfigRecord:
+    """The entries that the server sent for this round."""
     for record in message.content.config_records.values():
         if LOCAL_LR in record:
             return record
@@ -59,7 +41,7 @@ def local_lr(message: Message, *, min_lr: float = 1e-8, max_lr: float = 10.0) ->
     min_lr   lowest rate this client accepts, above 0
     max_lr   highest rate this client accepts; raising it trusts the server more
     """
-    sent = _config(message)[LOCAL_LR]
+    sent = train_config(message)[LOCAL_LR]
     number = float(sent) if isinstance(sent, (int, float)) else math.nan
     return float(clamp(number, min_lr, max_lr, keep=min_lr))
 
@@ -87,13 +69,14 @@ def client_optimizer(
     import torch
 
     rate = local_lr(message, min_lr=min_lr, max_lr=max_lr)
-    if CLIENT not in message.content.config_records:
+    config = train_config(message)
+    settings: dict[str, Any] = {key.removeprefix(CLIENT): v for key, v in config.items() if key.startswith(CLIENT)}
+    if not settings:
         return torch.optim.SGD(model.parameters(), lr=rate, **options)
     from fedhyper.client import HyperSGD
 
     if local_steps is None:
         raise ValueError("the server's schedule has CL: client_optimizer needs local_steps, the steps of this round")
-    settings: dict[str, Any] = dict(message.content.config_records[CLIENT].items())
     delta = _delta(model, message, context, float(settings.pop("global_lr")))
     initial = float(clamp(float(settings.pop("lr")), min_lr, max_lr, keep=rate))
     # CL moves the rate on its own; the highest it can reach is ours to limit, too
@@ -105,17 +88,35 @@ def client_optimizer(
 def _delta(model: nn.Module, message: Message, context: Context | None, global_lr: float) -> list[Tensor] | None:
     """Δ_t-1 for every parameter: sent by the server, or (w_t-1 − w_t) / α from the weights this node kept."""
     named: Arrays | None = None
-    if DELTA in message.content.array_records:
-        named = views(message.content.array_records[DELTA])
+    if DELTA in train_config(message):
+        named = _sent_difference(message)
     elif context is not None:
         named = _kept_difference(message, context, global_lr)
     return None if named is None else _match(model, named)
 
 
+def _sent_difference(message: Message) -> Arrays | None:
+    """From the bytes in the config; None unless they are as many as the arrays of these names have."""
+    config, sent = train_config(message), views(_model(message))
+    names, data = config.get(DELTA_NAMES), config[DELTA]
+    dtype = np.dtype({"float16": np.float16}.get(str(config.get(DELTA_TYPE)), np.float32))
+    if not names or not isinstance(names, list) or not isinstance(data, bytes) or not sent.keys() >= set(names):
+        return None
+    sizes = [sent[str(name)].size for name in names]
+    if len(data) != sum(sizes) * dtype.itemsize:
+        return None
+    pieces = np.split(np.frombuffer(data, dtype), np.cumsum(sizes)[:-1])
+    return {str(n): piece.reshape(sent[str(n)].shape) for n, piece in zip(names, pieces, strict=True)}
+
+
+def _model(message: Message) -> ArrayRecord:
+    return next(iter(wire.without_ours(message.content.array_records).values()))
+
+
 def _kept_difference(message: Message, context: Context, global_lr: float) -> Arrays | None:
     """Only the weights of the very last round will do; then keep the newest for the next one."""
-    newest = next(iter(wire.without_ours(message.content.array_records).values()))
-    server_round = int(_config(message).get(wire.SERVER_ROUND, 0))  # type: ignore[arg-type]
+    newest = _model(message)
+    server_round = int(train_config(message).get(wire.SERVER_ROUND, 0))  # type: ignore[arg-type]
     named = None
     kept = context.state.config_records.get(wire.KEPT_ROUND)
     if kept is not None and kept["round"] == server_round - 1:
@@ -137,27 +138,3 @@ def _match(model: nn.Module, named: Arrays) -> list[Tensor] | None:
             return None  # CL then runs without its global term, as in the first round
         pieces.append(torch.tensor(array.astype(np.float32), device=parameter.device, dtype=parameter.dtype))
     return pieces
-
-
-def train_reply(
-    message: Message, model: nn.Module, *, examples: int, loss: float, context: Context | None = None, **metrics: float
-) -> Message:
-    """The reply of a training round: the model, its weight, |Δ_m|², and ``loss``, that of the first batch.
-
-    message   what the server sent for this round
-    model     after training
-    examples  how many this client trained on: its weight in the mean
-    loss      at the weights that were sent, before the first step
-    context   adds the partition, by which the server puts replies in order; None: it is left out
-    metrics   yours; the inner strategy averages them
-    """
-    sent = views(next(iter(wire.without_ours(message.content.array_records).values())))
-    trained = {name: parameter.detach().cpu().numpy() for name, parameter in model.named_parameters()}
-    moved = sq_distance(sent, trained, [name for name in trained if name in sent])
-    ours: dict[str, int | float] = {wire.LOSS: float(loss), wire.SQ_NORM: moved}
-    if isinstance(server_round := _config(message).get(wire.SERVER_ROUND), int):
-        ours[wire.ROUND] = server_round
-    if context is not None and isinstance(partition := context.node_config.get(wire.PARTITION_ID), int):
-        ours[wire.PARTITION] = partition
-    record = MetricRecord({wire.EXAMPLES: examples, **metrics, **ours})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": record}), reply_to=message)

@@ -7,6 +7,7 @@ server looks at every reply.
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fedhyper.averages import Model
+from fedhyper.flower.records.batchnorm import statistics
 
 Arrays = dict[str, NDArray[Any]]
 Trainable = Callable[[str], bool] | Iterable[str] | None
 
 _NPY = "numpy.ndarray"  # the only serialization flwr.app.Array knows
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+_log = logging.getLogger("flwr")
 
 
 def view(array: Array) -> NDArray[Any]:
@@ -107,10 +110,17 @@ class Layout:
     @classmethod
     def of(cls, record: ArrayRecord, trainable: Trainable = None) -> Layout:
         """From the arrays a run starts with. ``trainable``: names, or a predicate; default: floats that are no
-        BatchNorm statistic by name (running_mean, running_var, num_batches_tracked)."""
+        BatchNorm statistic, see ``batchnorm``."""
         arrays = views(record)
         if trainable is None:
-            chosen = {name for name in arrays if not name.endswith(_BUFFERS)}
+            found = statistics(arrays)
+            chosen = set(arrays) - found.known
+            if found.suspected:
+                _log.warning(
+                    "fedhyper: the arrays %s have no names and look like BatchNorm's statistics, which are not trained;"
+                    " say which arrays are: FedHyper(..., trainable=[...])",
+                    ", ".join(found.suspected),
+                )
         elif callable(trainable):
             chosen = {name for name in arrays if trainable(name)}
         else:
@@ -126,17 +136,21 @@ class Layout:
             trained,
         )
 
-    def mismatch(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
-        """What is wrong with a reply's arrays, or None. Nothing is broadcast, nothing is cast."""
+    def fit(self, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+        """A reply's arrays in the model's own types, or ValueError. Nothing is broadcast; what is right is not copied.
+
+        A number may be narrower or wider than the model's (float16, float64, a counter that came as 3.0) as long as it
+        is still a number in the model's own type.
+        """
         if arrays.keys() != self.shapes.keys():
             odd = sorted(arrays.keys() ^ self.shapes.keys())[0]
-            return f"array {odd!r:.80} is {'missing' if odd in self.shapes else 'not one of the model'}"
+            raise ValueError(f"array {odd!r:.80} is {'missing' if odd in self.shapes else 'not one of the model'}")
+        fitted = {}
         for name, shape in self.shapes.items():
             if arrays[name].shape != shape:
-                return f"array {name!r} has shape {arrays[name].shape}, expected {shape}"
-            if arrays[name].dtype != self.dtypes[name]:
-                return f"array {name!r} is {arrays[name].dtype}, expected {self.dtypes[name]}"
-        return None
+                raise ValueError(f"array {name!r} has shape {arrays[name].shape}, expected {shape}")
+            fitted[name] = _cast(name, arrays[name], self.dtypes[name])
+        return fitted
 
     def delta(self, before: Arrays, after: Arrays) -> Arrays:
         """Δ = before − after of the trained arrays, in float32 or wider."""
@@ -178,6 +192,20 @@ class Layout:
                 return None
             packed[name] = pack(cast)
         return ArrayRecord(packed)
+
+
+def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if array.dtype == dtype:
+        return array
+    kinds = {"f": "f"}.get(dtype.kind, "iuf" if dtype.kind in "iu" else "")
+    if array.dtype.kind not in kinds:
+        raise ValueError(f"array {name!r} is {array.dtype}, expected {dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(dtype)
+        fits = (finite(cast) or not finite(array)) if dtype.kind == "f" else bool((cast == array).all())
+    if not fits:
+        raise ValueError(f"array {name!r} is {array.dtype}, and its numbers do not fit into {dtype}")
+    return cast
 
 
 def mean(replies: list[Arrays], weights: list[float], names: Iterable[str]) -> Arrays:

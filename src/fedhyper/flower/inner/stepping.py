@@ -1,4 +1,4 @@
-"""What has to be known about Flower's own strategies to wrap them; any other strategy is taken as it comes."""
+"""What has to be known about the steps of Flower's own strategies; any other strategy is taken as it comes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,35 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedYogi,
+    Strategy,
+)
 from numpy.typing import NDArray
 
-from fedhyper.flower.wire import EXAMPLES
+from fedhyper.flower.inner.nesting import chain, innermost, private
 from fedhyper.optimizers import Moments
 
 # They average first and then make a step of the average; all keep the step's memory in these attributes, which they
 # replace and never change in place.
 _STEPPING = (FedAvgM, FedAdam, FedAdagrad, FedYogi)
 _MEMORY = ("momentum_vector", "m_t", "v_t")
+_ADAPTIVE = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyServerSideAdaptiveClipping)
+_CLIPPING = "clipping_norm"  # adaptive clipping changes its own from round to round
 
 
 def steps(strategy: Strategy) -> bool:
     """Whether the result is a step made from the mean of the replies, and not an aggregate of them."""
-    if isinstance(strategy, FedAvgM) and not strategy.server_opt:
+    inner = innermost(strategy)
+    if isinstance(inner, FedAvgM) and not inner.server_opt:
         return False
-    return isinstance(strategy, _STEPPING)
+    return isinstance(inner, _STEPPING)
 
 
 def repeatable(strategy: Strategy) -> bool:
@@ -32,23 +44,27 @@ def repeatable(strategy: Strategy) -> bool:
     A mean is finite only if every number in it is: looking at the result then looks at all replies.
     """
     function = getattr(strategy, "train_metrics_aggr_fn", None)
-    ours = getattr(function, "__module__", "").startswith("flwr.")
+    ours = getattr(function, "__module__", "").startswith("flwr.") and innermost(strategy) is strategy
     return ours and (type(strategy).aggregate_train is FedAvg.aggregate_train or readable(strategy))
 
 
 def readable(strategy: Strategy) -> bool:
     """Whether Δ, the step's raw material, can be read back from the step's memory: see ``read_back``."""
-    if type(strategy) is FedAvgM:
-        return bool(strategy.server_momentum > 0)
-    return type(strategy) in (FedAdam, FedAdagrad, FedYogi) and strategy.beta_1 < 1  # type: ignore[attr-defined]
+    inner = innermost(strategy)
+    if private(strategy):  # what they remember was clipped, and has no noise in it yet
+        return False
+    if type(inner) is FedAvgM:
+        return bool(inner.server_momentum > 0)
+    return type(inner) in (FedAdam, FedAdagrad, FedYogi) and inner.beta_1 < 1  # type: ignore[attr-defined]
 
 
-def read_back(strategy: Any, before: dict[str, Any], name: str) -> NDArray[Any]:
+def read_back(outer: Strategy, before: dict[str, Any], name: str) -> NDArray[Any]:
     """Δ = w − mean of the replies, for one array, in float32 or wider.
 
     Flower's Adam and its kin keep m_t = β m_t-1 + (1 − β)(−Δ), its momentum v_t = μ v_t-1 + Δ; ``before`` is what
     ``memory`` gave before the step. Averaging ten replies over again takes five times as long.
     """
+    strategy: Any = innermost(outer)
     if isinstance(strategy, FedAvgM):
         key, keep, scale = "momentum_vector", strategy.server_momentum, 1.0
         place: Any = list(strategy.current_arrays or {}).index(name)
@@ -83,29 +99,37 @@ class OwnStep:
         return delta, state
 
 
-def optimizer(strategy: Strategy) -> OwnStep | None:
-    """What makes a step of Δ in the server loop; None: the plan's own choice."""
-    return OwnStep(isinstance(strategy, (FedAdam, FedAdagrad, FedYogi))) if steps(strategy) else None
+def optimizer(strategy: Strategy, *, seen: bool) -> OwnStep | None:
+    """What makes a step of Δ in the server loop; None: the plan's own choice.
 
-
-def weight_key(strategy: Strategy) -> str:
-    """The metric by which the strategy weighs replies."""
-    return strategy.weighted_by_key if isinstance(strategy, FedAvg) else EXAMPLES
+    ``seen``: whether Δ itself is, and not only the step that was made of it, which then stands for both. A step with
+    noise in it is left as it is, too: a length of our choice would be the noise's length.
+    """
+    unitless = seen and not private(strategy) and isinstance(innermost(strategy), (FedAdam, FedAdagrad, FedYogi))
+    return OwnStep(unitless) if steps(strategy) else None
 
 
 def memory(strategy: Strategy) -> dict[str, Any]:
-    """The server optimizer's state: momentum, first and second moments; empty for a strategy without."""
-    return {name: getattr(strategy, name) for name in _MEMORY if getattr(strategy, name, None) is not None}
+    """What changes from round to round: momentum, first and second moments, an adaptive clipping norm."""
+    inner = innermost(strategy)
+    known = {name: getattr(inner, name) for name in _MEMORY if getattr(inner, name, None) is not None}
+    norms = [one.clipping_norm for one in chain(strategy) if isinstance(one, _ADAPTIVE)]
+    return known | ({_CLIPPING: norms} if norms else {})
 
 
 def remember(strategy: Strategy, saved: dict[str, Any]) -> None:
-    """Put back what ``memory`` gave; ``{}`` forgets everything."""
+    """Put back what ``memory`` gave; ``{}`` forgets the moments."""
+    inner = innermost(strategy)
     for name in _MEMORY:
-        if hasattr(strategy, name):
-            setattr(strategy, name, saved.get(name))
+        if hasattr(inner, name):
+            setattr(inner, name, saved.get(name))
+    wrappers = [one for one in chain(strategy) if isinstance(one, _ADAPTIVE)]
+    for wrapper, norm in zip(wrappers, saved.get(_CLIPPING, ()), strict=False):
+        wrapper.clipping_norm = norm
 
 
 def synchronize(strategy: Strategy, arrays: ArrayRecord) -> None:
     """FedAvgM steps from a copy of its own last result; make it the weights that are really sent."""
-    if isinstance(strategy, FedAvgM):
-        strategy.current_arrays = arrays
+    inner = innermost(strategy)
+    if isinstance(inner, FedAvgM):
+        inner.current_arrays = arrays

@@ -1,0 +1,123 @@
+"""``mod``: a client follows the server's rate, whatever torch optimizer it builds; its training loop stays as it is.
+
+    app = ClientApp(mods=[fedhyper.flower.mod])
+
+It also reports what the server likes to know: the loss of the first batch, the mean over the steps, and the rate that
+was used. ``climbing_mod`` does more, for runs of few rounds or few clients: in the first round, when the server asks
+for it, the client trains several times at rates of its own choice and answers with the best.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from statistics import fmean
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, MessageType
+
+from fedhyper.automatic.ladder import TRIED, Ladder
+from fedhyper.flower import wire
+from fedhyper.flower.client.optimizer import local_lr, train_config
+from fedhyper.flower.client.watch import watching
+from fedhyper.flower.losses import sq_distance
+from fedhyper.flower.records.batchnorm import statistics
+from fedhyper.flower.records.layout import views
+
+Call = Callable[[Message, Context], Message]
+
+_HIGHEST = 10.0  # the highest rate that is tried; local_lr accepts none above it
+
+
+def mod(message: Message, context: Context, call_next: Call) -> Message:
+    """A client mod: the server's rate on every torch optimizer that steps while the client trains.
+
+    Groups of parameters keep the ratios of their rates, and a schedule of the client's own (warm-up, cosine) its shape.
+    """
+    if not _asks_to_train(message):
+        return call_next(message, context)
+    return _train(message, context, call_next, local_lr(message))[0]
+
+
+def climbing_mod(message: Message, context: Context, call_next: Call) -> Message:
+    """``mod``, and in the server's start the client trains at several rates, about ten times as long as in a round.
+
+    Each try begins from the message, the state and the random numbers of the first; what else a client does while it
+    trains (files, a log) it does each time.
+    """
+    if not _asks_to_train(message) or not train_config(message).get(wire.CLIMB):
+        return mod(message, context, call_next)
+    ladder, scores, best = Ladder(), dict[int, float](), None
+    state, numbers = copy.deepcopy(context.state), _random_numbers()
+
+    def attempt(rate: float) -> tuple[Message | None, float]:
+        context.state = copy.deepcopy(state)
+        _restore(numbers)
+        try:
+            return _train(copy.deepcopy(message), context, call_next, rate)
+        except Exception:  # a client may well refuse to go on at a rate far too high
+            return None, math.inf
+
+    first, _ = attempt(TRIED)
+    start = ladder.start(*_moved(message, first)) if first is not None else ladder.rung(TRIED)
+    kept_state = context.state
+    while (rung := ladder.next(scores, start)) is not None:
+        reply, score = attempt(ladder.rate(rung)) if ladder.rate(rung) <= _HIGHEST else (None, math.inf)
+        if reply is not None and (best is None or score < min(scores.values(), default=math.inf)):
+            best, kept_state = reply, context.state
+        scores[rung] = score
+    context.state = kept_state
+    best = best or first
+    if best is None:  # at any rate: let the client say what is wrong
+        return mod(message, context, call_next)
+    if (vote := ladder.vote(scores)) is not None:
+        _report(best, {wire.VOTE: vote, wire.GAIN: ladder.gained(scores)})
+    return best
+
+
+def _asks_to_train(message: Message) -> bool:
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+        return False
+    return any(wire.LOCAL_LR in record for record in message.content.config_records.values())
+
+
+def _train(message: Message, context: Context, call_next: Call, rate: float) -> tuple[Message, float]:
+    """The client's reply at this rate, and its mean loss, infinity where it is not finite."""
+    with watching(rate) as watch:
+        reply = call_next(message, context)
+    losses = watch.losses
+    said: dict[str, float] = {wire.USED_LR: rate} if watch.stepped else {}
+    if losses and all(map(math.isfinite, losses)):
+        said |= {wire.LOSS: losses[0], wire.MEAN_LOSS: fmean(losses)}
+    _report(reply, said)
+    return reply, said.get(wire.MEAN_LOSS, math.inf)
+
+
+def _report(reply: Message, said: dict[str, float]) -> None:
+    """Beside the client's own metrics; what it says itself stands."""
+    for record in reply.content.metric_records.values() if reply.has_content() else ():
+        for key, value in said.items():
+            record.setdefault(key, value)
+        break
+
+
+def _moved(message: Message, reply: Message) -> tuple[float, float]:
+    """How far a client moved what it trains, and the length of that."""
+    sent, came = (views(next(iter(m.content.array_records.values()))) for m in (message, reply))
+    known = statistics(sent).known
+    names = [name for name in sent if name in came and name not in known and sent[name].dtype.kind == "f"]
+    length = sum(float(np.square(sent[name], dtype=np.float64).sum()) for name in names)
+    return math.sqrt(sq_distance(sent, came, names)), math.sqrt(length)
+
+
+def _random_numbers() -> tuple[object, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _restore(numbers: tuple[object, ...]) -> None:
+    random.setstate(numbers[0])  # type: ignore[arg-type]
+    np.random.set_state(numbers[1])  # type: ignore[arg-type]
+    torch.set_rng_state(numbers[2])  # type: ignore[arg-type]

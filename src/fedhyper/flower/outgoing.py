@@ -1,0 +1,103 @@
+"""What clients are told of a schedule: entries in the train config and no record more, which every mod bears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedhyper.automatic.ladder import Ladder
+from fedhyper.flower.aggregate import Aggregate
+from fedhyper.flower.losses import first_number
+from fedhyper.flower.records.layout import Arrays
+from fedhyper.flower.wire import CLIENT, CLIMB, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR, USED_LR
+from fedhyper.loop import LoopState
+from fedhyper.schedulers import FedHyperCL
+
+LR_KEYS = ("lr", "learning-rate", "learning_rate", "client-lr", "client_lr", "local_lr")
+
+UNHEARD = (
+    "the clients' updates are as long at a low rate as at a high one: they do not seem to use the rate in the config"
+    " entry %r (lr_key=); the local rate has no effect. The client mod fedhyper.flower.mod sets it on a torch optimizer"
+)
+
+
+def rate_entries(config: ConfigRecord, named: str | None) -> tuple[str, ...]:
+    """The entries of the train config that the rate goes into; ``named`` is the one the app says its clients read."""
+    if named is not None:
+        return (LOCAL_LR, named)
+    return (LOCAL_LR, *([key for key in LR_KEYS if key in config] or ["lr"]))
+
+
+def put_back(messages: list[Message], entries: Sequence[str], rate: float) -> bool:
+    """Our rate where the inner strategy put one of its own (a decay by rounds); whether there was such a place."""
+    changed = False
+    for message in messages:
+        for record in message.content.config_records.values():
+            if LOCAL_LR in record and any(record.get(key) != rate for key in entries):
+                record.update(dict.fromkeys(entries, rate))
+                changed = True
+    return changed
+
+
+def _extend(messages: Sequence[Message], extra: Callable[[int], dict[str, Any]]) -> None:
+    """Add entries to the train config of each message: FedAvg puts one content into all of them."""
+    for i, message in enumerate(messages):
+        records = dict(message.content.items())
+        for name, record in records.items():
+            if isinstance(record, ConfigRecord) and LOCAL_LR in record:
+                records[name] = record = record.copy()
+                record.update(extra(i))
+        message.content = RecordDict(records)
+
+
+def spread_rates(ladder: Ladder, messages: list[Message], state: LoopState, entries: Sequence[str]) -> dict[int, int]:
+    """Give every node a rate of its own to try out; node → rung comes back.
+
+    Fewer than three nodes have nothing to compare: they keep the rate they have, and nothing comes back. A client that
+    can try several rates by itself is told that it may.
+    """
+    rungs = ladder.spread(len(messages), state.averaged, state.local_lr)
+    rates = [dict.fromkeys(entries, ladder.rate(rung)) for rung in rungs] or [{}] * len(messages)
+    _extend(messages, lambda i: {**rates[i], CLIMB: True})
+    return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=False)}
+
+
+def attach_rule(
+    rule: FedHyperCL, messages: list[Message], state: LoopState, send_delta: Literal["full", "half", "cached"]
+) -> None:
+    """FedHyper-CL's settings, and the last aggregate unless clients keep the weights themselves."""
+    settings = {key: value for key, value in asdict(rule).items() if key != "local_steps"}
+    settings["global_lr"] = float(state.plan.global_lr)
+    extra: dict[str, Any] = {f"{CLIENT}{key}": value for key, value in settings.items()}
+    if rule.global_term != "off" and isinstance(state.before, dict) and send_delta != "cached":
+        named: Arrays = state.before
+        dtype = np.dtype(np.float16 if send_delta == "half" else np.float32)
+        largest = float(np.finfo(dtype.name).max)
+        pieces = [np.clip(array, -largest, largest).astype(dtype).tobytes() for array in named.values()]
+        extra |= {DELTA: b"".join(pieces), DELTA_NAMES: list(named), DELTA_TYPE: dtype.name}
+    _extend(messages, lambda _: extra)
+
+
+def rates_used(made: Aggregate, ladder: Ladder | None, rungs: Mapping[int, int], sent: float) -> list[float]:
+    """The local rates of the replies that were used: as clients say, else as they were sent; one if all are equal."""
+    found = []
+    for reply in made.believed:
+        said = first_number(reply.metrics, (USED_LR,))
+        tried = ladder.rate(rungs[reply.node]) if ladder is not None and reply.node in rungs else sent
+        found.append(tried if said is None else said)
+    return found if len(set(found)) > 1 else found[:1] or [sent]
+
+
+def too_few(ladder: Ladder, clients: int, rounds: int) -> str | None:
+    """What to say where there are too few rounds, or too few clients a round, to find a rate and to train at it."""
+    needed = ladder.rounds(clients)
+    cure = "the client mod fedhyper.flower.climbing_mod finds one in the first round"
+    if needed == 0:
+        return f"{clients} clients a round cannot compare rates: local_lr is used as it is; {cure}"
+    if rounds <= needed:
+        return f"{clients} clients a round take about {needed} rounds to find a rate, and there are {rounds}; {cure}"
+    return None

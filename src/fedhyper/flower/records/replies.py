@@ -1,0 +1,191 @@
+"""Which replies may be believed. A bad one is refused by name and the run goes on; Flower's own checks end it.
+
+Everything a client says is untrusted: keys, shapes, types, numbers, its weight, its round, how often it answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple, cast
+
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedhyper.flower.records.layout import Arrays, Layout, finite, pack, views
+from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
+
+_MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
+_ECHOES = (ROUND, SERVER_ROUND)
+
+Metric = int | float | list[int] | list[float]
+Signature = tuple[tuple[str, int], ...]
+
+
+class NodeReply(NamedTuple):
+    """One reply that passed. ``metrics`` has ours too; the message's content no longer has.
+
+    key     the name of the model's record in it
+    arrays  the model's, in its own types
+    """
+
+    message: Message
+    node: int
+    weight: float
+    key: str
+    arrays: Arrays
+    metrics: dict[str, Metric]
+
+
+class Refusal(NamedTuple):
+    """Who was refused, and why."""
+
+    node: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a reply to this round's messages must look like. ``layout`` None: masked arrays, which nobody may check.
+
+    free  replies go to an app's own code, not to Flower's: other records may be in them, and the weight is its business
+    """
+
+    server_round: int
+    layout: Layout | None
+    asked: Collection[int]
+    weight_key: str
+    weight_cap: float | None = None
+    finite: bool = True  # look at every number
+    free: bool = False
+    rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
+    climbs: bool = False  # clients that can were asked to try several
+
+
+def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[NodeReply], list[Refusal]]:
+    """The replies to believe and those refused. Contents of the former are put into the one form strategies expect."""
+    agreeing, refused = _agreeing(replies, expected, arrays=True)
+    if expected.weight_cap is not None and agreeing:
+        limit = expected.weight_cap * median(reply.weight for reply in agreeing)
+        agreeing = [reply._replace(weight=min(reply.weight, limit)) for reply in agreeing]
+    if expected.layout is not None:
+        for reply in agreeing:
+            _strip(reply, expected.layout, expected.weight_key)
+    return agreeing, refused
+
+
+def sift_evaluation(replies: Iterable[Message], expected: Expected) -> tuple[list[Message], list[Refusal]]:
+    """The same for what clients found when they evaluated: one bad reply would end the run."""
+    agreeing, refused = _agreeing(replies, expected, arrays=False)
+    return [reply.message for reply in agreeing], refused
+
+
+def _agreeing(replies: Iterable[Message], expected: Expected, *, arrays: bool) -> tuple[list[NodeReply], list[Refusal]]:
+    kept: dict[int, NodeReply] = {}
+    refused: list[Refusal] = []
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            if node in kept:
+                raise ValueError("a second reply to one message")
+            kept[node] = _read(message, expected, arrays=arrays)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            refused.append(Refusal(node, one_line(str(error))))
+    signature = _majority([_signature(reply) for reply in kept.values()])
+    odd = [reply.node for reply in kept.values() if _signature(reply) != signature]
+    refused += [Refusal(node, "its metrics are not those the other clients send") for node in odd]
+    return [reply for reply in kept.values() if _signature(reply) == signature], refused
+
+
+def _read(message: Message, expected: Expected, *, arrays: bool) -> NodeReply:
+    """The reply in parts, or ValueError with the reason not to believe it."""
+    node = message.metadata.src_node_id
+    if node not in expected.asked:
+        raise ValueError("nobody asked this node")
+    if not message.has_content():
+        raise ValueError("neither content nor error")
+    metrics = _metrics(message.content, free=expected.free)
+    weight = _weight(metrics, expected.weight_key, free=expected.free)
+    for key in _ECHOES:
+        if metrics.get(key, expected.server_round) != expected.server_round:
+            raise ValueError(f"it answers round {metrics[key]}, this is round {expected.server_round}")
+    if expected.layout is None or not arrays:
+        return NodeReply(message, node, weight, "", {}, metrics)
+    key, record = _model(message.content, expected.layout, free=expected.free)
+    fitted = expected.layout.fit(views(record))
+    for name, array in fitted.items():
+        if expected.finite and not finite(array):
+            raise ValueError(f"non-finite numbers in array {name!r}")
+    return NodeReply(message, node, weight, key, fitted, metrics)
+
+
+def _model(content: RecordDict, layout: Layout, *, free: bool) -> tuple[str, ArrayRecord]:
+    """The model's record and its name; where there may be others, it is the one with the model's names."""
+    records = without_ours(content.array_records)
+    if len(records) == 1:
+        return next(iter(records.items()))
+    found = [(key, record) for key, record in records.items() if record.keys() == layout.shapes.keys()]
+    if not free or not found:
+        raise ValueError(f"{len(records)} array records, expected 1")
+    return found[0]
+
+
+def _metrics(content: RecordDict, *, free: bool) -> dict[str, Metric]:
+    """All of them; one that is not finite is the app's own business (an AUC of NaN, a budget of inf)."""
+    plain = without_ours(content.metric_records)
+    if len(plain) != 1 and not free:
+        raise ValueError(f"{len(plain)} metric records, expected 1")
+    return {key: value for record in plain.values() for key, value in record.items()}
+
+
+def _weight(metrics: dict[str, Metric], key: str, *, free: bool) -> float:
+    if key not in metrics:
+        if free:
+            return 1.0
+        raise ValueError(f"metric {key!r}, its weight, is missing")
+    weight = metrics[key]
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        raise ValueError(f"weight {key!r} is a {type(weight).__name__}, not a number")
+    if not 0 < weight <= _MOST_EXAMPLES:
+        raise ValueError(f"weight {key!r} = {weight} is not in (0, 2**53]")
+    return weight
+
+
+def _signature(reply: NodeReply) -> Signature:
+    """Names of the metrics an inner strategy averages, their lengths (-1: a number), and the other records' (-2)."""
+    shown, content = without_ours(reply.metrics), reply.message.content
+    others = [*without_ours(content.array_records), *without_ours(content.metric_records)]
+    named = [(key, -2) for key in others if len(others) > 2]
+    return tuple(sorted([*named, *((key, len(v) if isinstance(v, list) else -1) for key, v in shown.items())]))
+
+
+def _majority(signatures: list[Signature]) -> Signature | None:
+    """What most clients send; between equals, the smaller, whatever the order of arrival."""
+    counts = Counter(signatures)
+    return min(counts, key=lambda signature: (-counts[signature], signature), default=None)
+
+
+def _strip(reply: NodeReply, layout: Layout, weight_key: str) -> None:
+    """Only the app's own; the model's arrays in the model's own order (two strategies of Flower pair by position)."""
+    content = RecordDict()
+    for key, record in without_ours(reply.message.content).items():
+        if key == reply.key:
+            came = cast(ArrayRecord, record)
+            content[key] = ArrayRecord({name: _as_it_came(came, name, reply.arrays) for name in layout.shapes})
+        elif isinstance(record, MetricRecord):
+            capped = {weight_key: reply.weight} if weight_key in record else {}
+            content[key] = MetricRecord(without_ours(record) | capped)
+        else:
+            content[key] = record
+    reply.message.content = content
+
+
+def _as_it_came(record: ArrayRecord, name: str, arrays: Arrays) -> Array:
+    """The reply's own bytes, which a view has for its base, or the array that was made to fit the model's type."""
+    return record[name] if arrays[name].base is not None else pack(arrays[name])
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """What a client wrote, fit for a log: no line breaks, no escape sequences, not endless."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:limit]

@@ -1,0 +1,1 @@
+"""Small Flower apps in the shape of Flower's own examples, on scikit-learn's digits; see ``suite``."""
