@@ -116,6 +116,7 @@ def _liars(setting: Setting) -> list[Setting]:
     return rows
 
 
+# In the order in which they are run: what says most first, what takes longest last
 AXES: dict[str, Axis] = {
     "skew": Axis(
         "Skew",
@@ -127,7 +128,7 @@ AXES: dict[str, Axis] = {
         worst=3.0,
     ),
     "issue": Axis(
-        "The five settings that the first form was held against",
+        "The first form's five settings",
         "at most 1 point under the oracle",
         (
             _SOFTMAX_MANY,
@@ -176,12 +177,6 @@ AXES: dict[str, Axis] = {
             *(_but(_fmnist(name, **values), middle=middle) for name, (values, middle) in _CLIENTS.items()),
         ),
     ),
-    "rounds": Axis(
-        "Rounds × local epochs",
-        "at most 1 point under the oracle; at 95 % of the oracle's end at most 2 rounds after it",
-        (*_LONG, *_LONG_IMAGES),
-        late=2,
-    ),
     "liars": Axis(
         "Clients that lie about their loss",
         "at most 1 point under the run without liars; its rates above r⁻³ times that run's lowest and below r times "
@@ -196,6 +191,12 @@ AXES: dict[str, Axis] = {
             for kind in _KINDS
             for change, options in CHANGES.items()
         ),
+    ),
+    "rounds": Axis(
+        "Rounds × local epochs",
+        "at most 1 point under the oracle; at 95 % of the oracle's end at most 2 rounds after it",
+        (*_LONG, *_LONG_IMAGES),
+        late=2,
     ),
 }  # fmt: skip
 SMOKE: dict[str, Axis] = {

@@ -20,11 +20,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes = list(dict.fromkeys(row["axis"] for row in rows))
     shown = [row | {"at": max(-_CLIP, min(_CLIP, row["difference"]))} for row in rows]
     kinds = ["target met", "a target missed"]
+    ends = [min(-3.0, *(row["at"] for row in shown)), max(3.0, *(row["at"] for row in shown))]
     dots = (
         alt.Chart(alt.NamedData("rows"))
         .mark_circle(size=70, opacity=0.6)
         .encode(
-            x=alt.X("at:Q", title=_TITLE, axis=alt.Axis(grid=True, tickCount=10)),
+            x=alt.X(
+                "at:Q", title=_TITLE, axis=alt.Axis(grid=True, tickCount=10), scale=alt.Scale(domain=ends, nice=True)
+            ),
             y=alt.Y("axis:N", sort=axes, title=None, axis=alt.Axis(labelLimit=240)),
             color=alt.Color("kind:N", scale=alt.Scale(domain=kinds), legend=alt.Legend(title=None, orient="top")),
         )

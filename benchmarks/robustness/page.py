@@ -127,8 +127,8 @@ def _chart(axes: dict[str, Axis], found: Found, path: str) -> str:
     missed = sum(bool(row.misses) for name in axes for _, row in found[name] if row)
     mean = fmean(row.difference for row in rows)
     return (
-        f"{text}\n\nAgainst the better of FedAvg and FedAvgM, its rates and decay chosen on the test set, in "
-        f"{len(rows)} settings and on seeds that nothing was chosen on:\n{mean:+.1f} points on average, below it in "
-        f"{under} of them, at worst {worst.difference:+.1f} ({worst.setting.name}); {missed} targets\nare missed. "
+        f"{text}\n\nAgainst the better of FedAvg and FedAvgM, its rates and decay chosen on the test set, on seeds "
+        f"that nothing was chosen on: {mean:+.1f} points on average of {len(rows)} settings,\nbelow it in "
+        f"{under} of them, at worst {worst.difference:+.1f} ({worst.setting.name}); {missed} targets are missed.\n"
         f"[Every row, what is missed and what was not run]({path}results/robustness.md)"
     )
