@@ -105,10 +105,10 @@ def _misses(axis: Axis, row: Row, honest: tuple[float, float] | None) -> list[st
     """What of the axis' target the row does not meet."""
     found = []
     if row.difference < -row.setting.target - 1e-9:
-        found.append(f"{-row.difference:.1f} under")
+        found.append(f"{-row.difference:.2f} under")
     lowest = min(row.ours) - fmean(row.theirs)
     if axis.worst is not None and lowest < -axis.worst:
-        found.append(f"one run {-lowest:.1f} under")
+        found.append(f"one run {-lowest:.2f} under")
     if axis.late is not None:
         mine, its = row.rounds
         if its is not None and (mine is None or mine > its + axis.late):
