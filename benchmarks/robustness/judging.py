@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from benchmarks.robustness.oracle import Rival, search, tried
 from benchmarks.robustness.runs import Entry, Want
@@ -26,7 +26,7 @@ class Row:
     ours: tuple[float, ...]
     rounds: tuple[float | None, float | None]  # to 95 % of the rival's end: fedhyper's, the rival's
     rates: tuple[float, float] | None
-    seconds: float  # fedhyper's, in the rival's
+    first: float  # seconds of training in fedhyper's first round, in medians of its rounds
     misses: tuple[str, ...]
 
     @property
@@ -95,7 +95,7 @@ def judge(axis: Axis, setting: Setting, store: Store) -> Row | None:
         tuple(run.score for run in ours),
         (_rounds(ours[: len(theirs)], near), _rounds(theirs, near)),
         _range(ours),
-        fmean(run.seconds for run in ours) / max(fmean(run.seconds for run in theirs), 1e-9),
+        median(run.first for run in ours),
         (),
     )
     return Row(**{**vars(row), "misses": tuple(_misses(axis, row, _range(theirs)))})

@@ -44,7 +44,7 @@ def _markdown(axes: dict[str, Axis], found: Found, store: Store) -> str:
     parts = [words.HEAD, "## In short", tables.summary(axes, found)]
     parts += ["![difference to the oracle, a dot a setting](../img/robustness.svg)", _missed(axes, found)]
     for name, axis in axes.items():
-        parts += [f"## {axis.title}", f"Target: {axis.target}.", *tables.of_axis(name, axis, found[name])]
+        parts += [f"## {axis.title}", f"Target: {axis.target}.", axis.note, *tables.of_axis(name, axis, found[name])]
     parts += ["## How the oracle is found", words.SEARCH, _grid(axes, store), "## Cost", _cost(found)]
     parts += ["## Missing", _missing(axes, found), words.FIRST_FORM]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -79,14 +79,16 @@ def _grid(axes: dict[str, Axis], store: Store) -> str:
 
 
 def _cost(found: Found) -> str:
-    ratios = [row.seconds for row in _rows(found)]
+    # of three rounds a median says little
+    ratios = [row.first for row in _rows(found) if row.setting.values["rounds"] >= 12]
     if not ratios:
         return ""
     return (
-        f"A run of fedhyper took {median(ratios):.2f} × the seconds of the oracle's (median of {len(ratios)} settings, "
-        f"from {min(ratios):.2f} to {max(ratios):.2f},\non a busy machine): in the first round clients train about ten "
-        "times, so short runs pay most. It sends two numbers\nmore up a client and round, and a vote in the first; no "
-        "model more."
+        f"The first round, in which clients try rates out, took {median(ratios):.0f} × the training time of a later "
+        f"one (median of {len(ratios)} settings of\n12 rounds or more, from {min(ratios):.0f} to {max(ratios):.0f}, on "
+        "a busy machine; with fewer than ten clients a round there are several such\nrounds). So a run of T rounds "
+        f"costs about 1 + {median(ratios) - 1:.0f}/T of FedAvg's. No model more is sent; a client sends two\nnumbers "
+        "more a round, and a vote in the first."
     )
 
 

@@ -13,7 +13,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import fedhyper
@@ -36,7 +36,8 @@ class Entry(NamedTuple):
     seconds  of its rounds
     commit   of the code that ran it
     reached  (round, accuracy in percent) wherever a run was better than ever before
-    rates    lowest and highest local rate after the first round
+    rates    lowest and highest local rate of the rounds in which all clients had the same
+    first    seconds of training in round 1, in medians of all rounds
     """
 
     score: float
@@ -44,6 +45,7 @@ class Entry(NamedTuple):
     commit: str
     reached: tuple[tuple[int, float], ...] = ()
     rates: tuple[float, float] | None = None
+    first: float = 0.0
 
     def rounds_to(self, accuracy: float) -> int | None:
         """The first evaluated round with this accuracy (percent); None: there is none, or the curve was not kept."""
@@ -116,13 +118,16 @@ def measure(cell: Cell, out: Path) -> Entry:
     shutil.rmtree(path / "checkpoint", ignore_errors=True)
     (path / "weights.safetensors").unlink(missing_ok=True)
     commit = str((run.env or {}).get("git") or "")[:7]
-    rates = [record["local_lr"] for record in run.rounds[1:] if record.get("local_lr") is not None]
+    # while clients try rates out, which two liars make two rounds of, each has its own: that is no rate of the rule's
+    rates = [one["local_lr"] for one in run.rounds if one.get("local_lr_min") == one.get("local_lr_max") is not None]
+    trained = [one.get("seconds_train") or 0.0 for one in run.rounds]
     return Entry(
         round(score(run), 3),
         round(total_seconds(run), 2),
         commit,
         tuple(_reached(run)),
         (float(f"{min(rates):.3g}"), float(f"{max(rates):.3g}")) if rates else None,
+        round(trained[0] / max(median(trained), 1e-9), 1),
     )
 
 

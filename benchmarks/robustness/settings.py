@@ -84,4 +84,5 @@ class Axis:
     rows: tuple[Setting, ...]
     worst: float | None = None  # points that any single run may end under the oracle's mean
     late: int | None = None  # rounds that fedhyper may be later at 95 % of the oracle's end
+    note: str = ""  # what a reader of the table should know
     later: tuple[str, ...] = ()  # rows that belong here and that nothing runs yet

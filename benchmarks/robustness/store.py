@@ -57,7 +57,7 @@ class Store:
 
 
 def _pruned(cells: dict[str, Entry]) -> dict[str, Entry]:
-    """Without other rules' runs, and with the curves of ours and the best rivals alone: the file is committed."""
+    """Without other rules' runs, and with no curves but those of the best rivals and of the rule as it is."""
     by_rival: dict[str, list[float]] = defaultdict(list)
     for word, entry in cells.items():
         if "@" not in word:
@@ -69,8 +69,10 @@ def _pruned(cells: dict[str, Entry]) -> dict[str, Entry]:
         if "@" in word and f"@{rule()} " not in word:
             continue
         ours = "@" in word
-        curve = entry.reached if ours or word.rpartition(" seed ")[0] in best else ()
-        kept[word] = entry._replace(reached=curve, rates=entry.rates if ours else None)
+        curve = entry.reached if (ours and "=" not in word) or word.rpartition(" seed ")[0] in best else ()
+        kept[word] = entry._replace(
+            reached=curve, rates=entry.rates if ours else None, first=entry.first if ours else 0.0
+        )
     return kept
 
 
@@ -85,4 +87,5 @@ def _entry(values: dict[str, Any]) -> Entry:
         str(values.get("commit", "")),
         tuple((int(t), float(value)) for t, value in values.get("reached", ())),
         (float(values["rates"][0]), float(values["rates"][1])) if "rates" in values else None,
+        float(values.get("first", 0.0)),
     )

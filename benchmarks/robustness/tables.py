@@ -63,7 +63,12 @@ def _against_itself(rows: Rows) -> str:
         rates = f"{row.rates[0]:.2g} to {row.rates[1]:.2g}" if row.rates else "–"
         apart = f"{row.difference:+.1f}"
         lines.append([setting.name, _seeds(row.theirs), _seeds(row.ours), apart, rates, _verdict(row)])
-    return table(["setting", "without", "with", "difference", "local rates", "target"], lines)
+    ran = [row for _, row in rows if row]
+    different = len({(row.setting.key, row.ours, row.rates) for row in ran})
+    note = (
+        f"{len(ran)} rows are {different} different runs of each seed: a lie that changes no decision changes no bit."
+    )
+    return table(["setting", "without", "with", "difference", "local rates", "target"], lines) + f"\n\n{note}"
 
 
 def _constants(rows: Rows) -> str:
