@@ -101,8 +101,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/client_step.py
 	$(BIN)/python benchmarks/simulator.py
 
+# make bench-robustness ARGS=--list, ARGS=--smoke, ARGS="skew cohort --tasks digits"
 bench-robustness: $(READY)
-	$(BIN)/python benchmarks/robustness.py
+	$(BIN)/python -m benchmarks.robustness --pages docs/results $(ARGS)
 
 clean:
 	rm -rf .venv .engines build dist runs .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The benchmark script works: on the digits, with its own contenders, in seconds."""
+"""The benchmark of the simulator works: on the digits, with its own contenders, in seconds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from fedhyper.lab.results.stored import load_runs
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -60,40 +58,3 @@ def test_rounds_come_back_as_they_were_saved(tmp_path: Path, monkeypatch: pytest
     back = protocol.Work(tmp_path).round(3)
     assert [(c.number, c.examples) for c in back] == [(7, 5), (2, 1)]
     assert [[b.tolist() for b in c.batches] for c in back] == [[[3, 1], [4, 1], [5]], [[9]]]
-
-
-@pytest.fixture(scope="module")
-def robustness(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    out = tmp_path_factory.mktemp("robustness")
-    return out, _robustness(out)
-
-
-def _robustness(out: Path, *more: str) -> str:
-    command = [sys.executable, str(BENCHMARKS / "robustness.py"), "--smoke", "--out", str(out), *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_robustness_runs_its_cells_as_a_sweep(robustness: tuple[Path, str]) -> None:
-    out, said = robustness
-    assert "5 cells: 5 finished" in said, "four of fedavg; fedhyper's four pairs of rates are one run"
-    assert "| fedhyper | 4 | 1 |" in said
-    assert len(load_runs([out])) == 5, "fedhyper report can show them"
-
-
-def test_robustness_runs_nothing_twice(robustness: tuple[Path, str]) -> None:
-    out, said = robustness
-    table = said[said.index("## digits") :]
-    assert _robustness(out) == table
-    assert _robustness(out, "--tables") == table
-
-
-def test_a_score_is_the_mean_of_the_last_five_rounds(robustness: tuple[Path, str]) -> None:
-    out, _ = robustness
-    [run] = [run for run in load_runs([out]) if run.method == "fedhyper"]
-    last = [record["accuracy"] for record in run.rounds[-5:]]
-    assert None not in last
-    cells = json.loads((out / "smoke" / "heatmaps.json").read_text())
-    scores = [cell["accuracy"] for cell in cells if cell["method"] == "fedhyper"]
-    assert scores == [pytest.approx(sum(last) / 5)] * 4
