@@ -161,7 +161,8 @@ def test_clients_that_have_one_class_each() -> None:
     config = make_config(
         {
             "task": "digits", "model": "mlp", "model_options": {"hidden": 50}, "rounds": 30, "clients": 100,
-            "clients_per_round": 10, "local_epochs": 5, "batch_size": 10, "partition": {"kind": "shards", "shards_per_client": 1}, "seed": 121, "eval_every": 30,
+            "clients_per_round": 10, "local_epochs": 5, "batch_size": 10,
+            "partition": {"kind": "shards", "shards_per_client": 1}, "seed": 121, "eval_every": 30,
         }
     )  # fmt: skip
     simulation = make_simulation(config)

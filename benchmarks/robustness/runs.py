@@ -26,7 +26,7 @@ from fedhyper.lab.results.stored import StoredRun, load_runs
 from fedhyper.lab.sweep.grid import MAX_NAME, Cell, cell_name
 
 LAST = 3  # evaluations that a score is the mean of; fewer in runs of fewer than nine
-_RULE = ("automatic/*.py", "sim/climbing.py")
+_RULE = ("automatic/*.py", "sim/climbing.py", "sim/start.py")
 
 
 class Entry(NamedTuple):
@@ -77,7 +77,7 @@ class Want(NamedTuple):
         for key, value in self.setting.values.items():
             put(values, key, copy.copy(value))
         # nothing ends early: all have the same number of rounds, and a diverged run has the score of its last weights
-        values |= {"seed": self.seed, "max_bad_rounds": rounds, "checkpoint_every": 0}
+        values |= {"seed": self.seed, "max_bad_rounds": rounds, "checkpoint_every": 0, "norm_cap": 0.0}
         if isinstance(self.who, Rival):
             method = {"fedavg": "decay-sl", "fedavgm": "decay-sl+momentum"} if self.who.decay > 1 else {}
             values |= {"method": method.get(self.who.method, self.who.method)}
