@@ -89,6 +89,7 @@ def prepare(workload: Workload, directory: Path, rounds: int) -> None:
         local_steps=workload.local_steps,
         batch_size=workload.batch_size,
         seed=workload.seed,
+        norm_cap=0.0,  # the peers have none
     )
     for t in range(rounds):
         # not public: how a simulation draws its rounds concerns nobody but this comparison

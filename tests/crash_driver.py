@@ -90,7 +90,7 @@ def ended(child: int, number: int, seconds: float) -> tuple[int, float]:
 
 def main(root: Path, kind: str, trials: int, seed: int) -> None:
     rng = random.Random(seed)
-    build._load_task("digits", 0)
+    build.load_task("digits", 0)
     methods = ["fedhyper", "fedhyper-g+cl", "fedadam", "fedavg"]
     expected: dict[tuple[str, int], str] = {}
     took = 0.5

@@ -354,7 +354,7 @@ def test_the_hash_is_over_what_determines_the_result(key: str) -> None:
     other: dict[str, Any] = {
         "task": "mnist", "model": "mlp", "method": "fedavg", "weighting": "uniform", "sampling": "size",
         "engine": "sequential", "client_metrics": True, "norm_cap": 2.0, "local_lr": 0.5, "global_lr": 0.5,
-        "target_accuracy": 0.5, "clients": 77, "local_optimizer": "adam", "aggregate": "krum",
+        "target_accuracy": 0.5, "clients": 77, "local_optimizer": "adam", "aggregate": "krum", "validation": 0.1,
     }  # fmt: skip
     method = "fedavgm" if key in ("local_optimizer", "weight_decay", "clip_norm") else "fedhyper-cl"
     base = {"target_accuracy": 0.1, "method": method, "model": "logistic"}

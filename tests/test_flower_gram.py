@@ -143,6 +143,7 @@ def test_same_replies_same_numbers_as_the_simulator(method: str) -> None:
         batch_size=32,
         seed=0,
         engine="sequential",
+        norm_cap=0.0,  # the strategy has none
     )
     sim.engine = recording = Recording(sim.engine)
     strategy = FedHyper(FedAvgM(server_momentum=0.9) if method == "fedavgm" else FedAvg(), sim.method.plan)

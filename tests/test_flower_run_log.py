@@ -40,7 +40,9 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 def test_a_record_has_the_simulators_keys_and_says_what_happened() -> None:
     strategy = start(None)
     for t, row in enumerate(strategy.history, 1):
-        assert set(row) == set(RoundRecord.__annotations__) - {"client_accuracy", "start_trials"}
+        assert set(row) == set(RoundRecord.__annotations__) - {
+            *("client_accuracy", "start_trials", "epsilon", "validation_accuracy")
+        }
         assert (row["round"], row["accuracy"], row["test_loss"]) == (t, 0.5 + t / 100, 1.0 / (t + 1))
         assert row["clients_used"] == 6
         assert row["local_lr"] == row["local_lr_min"] == row["local_lr_max"] == 0.02

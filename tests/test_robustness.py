@@ -23,6 +23,7 @@ from fedhyper.lab.config.model import Config
 from fedhyper.lab.results.stored import load_runs
 from fedhyper.plan import Seen
 from fedhyper.settings import settings_of
+from fedhyper.sim.registry import METHODS, MethodEntry
 
 ROOT = Path(__file__).parents[1]
 
@@ -75,7 +76,10 @@ def test_rates_are_those_that_people_write() -> None:
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 
-def test_every_row_is_a_config_and_no_two_settings_share_a_directory() -> None:
+def test_every_row_is_a_config_and_no_two_settings_share_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # for this test alone: other tests of this process list every method
+    entry = MethodEntry("fedhyper among clients that lie about their loss", liars.fedhyper_liars)
+    monkeypatch.setitem(METHODS._entries, "fedhyper-liars", (entry, __name__))
     liars_known = {row.method for axis in AXES.values() for row in axis.rows} - {"fedhyper"}
     assert liars_known == {"fedhyper-liars"}
     folders: dict[str, str] = {}

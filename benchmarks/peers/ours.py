@@ -39,6 +39,7 @@ def simulation(directory: Path, engine: str, workers: int, method: str) -> Simul
         partition=Partition("given", split["indices"], split["offsets"]),
         model=model,
         method=make_method(method, local_lr=settings["local_lr"], global_lr=1.0),
+        norm_cap=0.0,  # the peers have none
         clients_per_round=settings["clients_per_round"],
         local_epochs=settings["local_epochs"],
         local_steps=settings["local_steps"],

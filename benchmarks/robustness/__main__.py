@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.robustness import cost, liars, page
+from benchmarks.robustness import cost, page
 from benchmarks.robustness.axes import AXES, SMOKE
 from benchmarks.robustness.judging import wanted
 from benchmarks.robustness.oracle import grid
@@ -97,7 +97,7 @@ def main() -> None:
 
 def _main(args: argparse.Namespace) -> None:
     # by its name, and in every process that runs cells
-    import_modules([liars.__name__], ROOT)
+    import_modules(["benchmarks.robustness.known_liars"], ROOT)
     for name in args.axes:
         if name not in AXES:
             raise UserError(f"there is no axis '{name}'; choose of {', '.join(AXES)}")

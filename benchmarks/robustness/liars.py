@@ -18,7 +18,6 @@ from fedhyper.automatic.auto import Auto
 from fedhyper.plan import PlanState, Seen
 from fedhyper.settings import check_settings, setting
 from fedhyper.sim.methods import Given, Method
-from fedhyper.sim.registry import register_method
 
 WHEN = 10  # rounds before the one lie
 SAID = {"1e9": 1e9, "-1e9": -1e9, "nan": math.nan}
@@ -60,7 +59,6 @@ class Deceived(Auto):
         return super().update(state, self.story.told(seen) if lied else seen)
 
 
-@register_method("fedhyper-liars", "fedhyper among clients that lie about their loss")
 def fedhyper_liars(given: Given) -> Method:
     """fedhyper, and what its liars do."""
     story = given.make(Lie)

@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    code = _run(arguments, debug)
+    code, written = _run(arguments, debug), True
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError as error:
-        code = _unwritten(error, debug)
-    if code > 128 or code == StorageError.exit_code:
+        code, written = _unwritten(error, debug), False
+    if code > 128 or not written:
         # Interrupted in the middle of a round: its threads need not be waited for. And where output cannot be written
         # the interpreter would try to flush once more.
         os._exit(code)

@@ -36,6 +36,10 @@ def mod(message: Message, context: Context, call_next: Call) -> Message:
     """A client mod: the server's rate on every torch optimizer that steps while the client trains.
 
     Groups of parameters keep the ratios of their rates, and a schedule of the client's own (warm-up, cosine) its shape.
+
+    message    what the server sent
+    context    the node's, as Flower gives it
+    call_next  the next mod, or the app
     """
     if not _asks_to_train(message):
         return call_next(message, context)
@@ -47,6 +51,10 @@ def climbing_mod(message: Message, context: Context, call_next: Call) -> Message
 
     Each try begins from the message, the state and the random numbers of the first; what else a client does while it
     trains (files, a log) it does each time.
+
+    message    what the server sent
+    context    the node's, as Flower gives it
+    call_next  the next mod, or the app
     """
     if not _asks_to_train(message) or not train_config(message).get(wire.CLIMB):
         return mod(message, context, call_next)

@@ -64,12 +64,12 @@ def run(
     experiment = experiment_file(experiment)
     target = out or default_out(experiment, overrides or ())
     import_modules(imports or ())
+    if not fresh and holds_run(target):
+        resume = True
+        check_imports(target)
     config = load_config(experiment, overrides or ())
     if fresh:
         discard_run(target)
-    elif holds_run(target):
-        resume = True
-        check_imports(target)
     display = Tracking(make_display(quiet=quiet, as_json=as_json), track or ())
     run_experiment(config, target, resume=resume, workers=workers, device=device, display=display)
     if not no_report:
