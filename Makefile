@@ -3,17 +3,27 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup browser demo test test-slow test-flower test-engines test-install docs lint coverage mutants golden bench bench-robustness clean
+.PHONY: help setup lock browser demo test test-slow test-flower test-engines test-install docs lint coverage mutants golden bench bench-robustness clean
 
 help:
-	@echo "make demo | test | test-slow | test-flower | test-engines | test-install | docs | lint | coverage | mutants | golden | bench | bench-robustness | clean"
+	@echo "make demo | setup | lock | test | test-slow | test-flower | test-engines | test-install | docs | lint | coverage | mutants | golden | bench | bench-robustness | clean"
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# lock.txt has a hash for every file; hatchling is among them, so that the build fetches nothing. The second line does
+# nothing where torch is the build without CUDA: one with it names packages of its own, which are not in the lock.
+PIP := $(BIN)/pip --disable-pip-version-check -q
+$(READY): pyproject.toml lock.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) install --no-deps --require-hashes -r lock.txt
+	$(PIP) install -c constraints.txt torch==2.13.0
+	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) check
 	@touch $@
+
+# After a change of constraints.txt
+lock:
+	$(PYTHON) tests/install/lock.py
 
 # The report is tested in a real browser: Debian's Chromium. Where it cannot be had those tests say so and are skipped.
 browser:
