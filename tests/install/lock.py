@@ -3,7 +3,8 @@
     make lock                     after a change of constraints.txt; needs the standard library and PyPI
 
 Hashes are those PyPI lists, of wheels for the Pythons, machines and systems below; a package without a wheel has its
-source's. torch has one more, of the build without CUDA, which lies on PyTorch's own index.
+source's. torch is in a file of its own, ``lock-torch.txt``: of two builds pip takes the one whose hash its index tells,
+which is the one with CUDA, gigabytes of it, although the other is at hand. So that is fetched first, and then judged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ HEAD = """\
 # What make setup installs, every file by its hash. Written by `make lock` from constraints.txt: change that.
 # For Python 3.11 to 3.13 on Linux and macOS.
 """
-# torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl of https://download.pytorch.org/whl/cpu/torch
+# torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl of https://download.pytorch.org/whl/cpu, as it lay on the
+# machine where all was tested. A build without CUDA for another Python is refused until its hash is here.
 MORE = {"torch==2.13.0": ["6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"]}
 
 
@@ -65,12 +67,14 @@ def locked(pin: tuple[str, str]) -> str:
 
 
 def main() -> None:
-    """Write lock.txt."""
+    """Write both files."""
     wanted = pins((ROOT / "constraints.txt").read_text())
     with ThreadPoolExecutor(8) as pool:
         lines = list(pool.map(locked, sorted(wanted.items())))
-    (ROOT / "lock.txt").write_text(HEAD + "".join(lines))
-    print(f"lock.txt: {len(lines)} packages, {sum(entry.count('--hash=') for entry in lines)} files")
+    for file, own in (("lock.txt", False), ("lock-torch.txt", True)):
+        some = [entry for entry in lines if entry.startswith("torch==") == own]
+        (ROOT / file).write_text(HEAD + "".join(some))
+        print(f"{file}: packages {len(some)}, files {sum(entry.count('--hash=') for entry in some)}")
 
 
 if __name__ == "__main__":
