@@ -10,7 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,9 @@ def outcome(config: Any, run: Path, out: Path, tensors: dict[str, Any], values: 
     return "went on"
 
 
-def test_a_forged_state_is_refused_and_never_a_traceback(half: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_forged_state_is_refused_and_never_a_traceback(
+    half: tuple[str, Path], tmp_path: Path, tried: Callable[[int], None]
+) -> None:
     """Every leaf replaced by what it is not: a word, a list, an object, nothing. A traceback would fail the test."""
     method, run = half
     config = tiny(method=method, rounds=5)
@@ -145,11 +147,11 @@ def test_a_forged_state_is_refused_and_never_a_traceback(half: tuple[str, Path],
     for path in places(state):
         for new in ("word", [], {}, None, {"tensor": "nowhere"}, {"tensor": 3}):
             forged = values | {"state": put(state, path, new)}
-
             assert outcome(config, run, tmp_path / "run", tensors, forged) == "refused", (path, new)
+            tried(1)
 
 
-def test_forged_tensors_are_refused(half: tuple[str, Path], tmp_path: Path) -> None:
+def test_forged_tensors_are_refused(half: tuple[str, Path], tmp_path: Path, tried: Callable[[int], None]) -> None:
     method, run = half
     config = tiny(method=method, rounds=5)
     tensors, values = checkpoint.load(run / "checkpoint" / "round-0000004.ckpt")
@@ -160,6 +162,7 @@ def test_forged_tensors_are_refused(half: tuple[str, Path], tmp_path: Path) -> N
         for new in wrong:
             if new.size != array.size or new.dtype != array.dtype or not np.array_equal(new, array):
                 assert outcome(config, run, tmp_path / "run", tensors | {name: new}, values) == "refused", (name, new)
+                tried(1)
         less = {key: value for key, value in tensors.items() if key != name}
         assert outcome(config, run, tmp_path / "run", less, values) == "refused"
 
