@@ -92,7 +92,6 @@ def prepare(workload: Workload, directory: Path, rounds: int) -> None:
         norm_cap=0.0,  # the peers have none
     )
     for t in range(rounds):
-        # not public: how a simulation draws its rounds concerns nobody but this comparison
-        clients = [protocol.Client(c.client, c.examples, c.batches) for c in simulation._client_tasks(t)]
+        clients = [protocol.Client(c.client, c.examples, list(c.batches)) for c in simulation.cohorts.tasks(t)]
         protocol.save_round(directory, t, clients)
     simulation.close()

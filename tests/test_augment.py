@@ -75,7 +75,7 @@ def test_engines_see_the_same_images(model: str) -> None:
 
 
 def test_the_start_of_fedhyper_takes_augmented_batches_too() -> None:
-    sim = make_simulation("fedhyper", model="cnn", augment="flip")
+    sim = make_simulation("fedhyper", augment="flip", clients=4, clients_per_round=2, batch_size=64)
     assert run(sim, 2)[-1]["local_lr"] > 0
 
 

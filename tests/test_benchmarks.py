@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +60,25 @@ def test_rounds_come_back_as_they_were_saved(tmp_path: Path, monkeypatch: pytest
     back = protocol.Work(tmp_path).round(3)
     assert [(c.number, c.examples) for c in back] == [(7, 5), (2, 1)]
     assert [[b.tolist() for b in c.batches] for c in back] == [[[3, 1], [4, 1], [5]], [[9]]]
+
+
+def test_random_settings_are_those_of_the_page_and_their_file_is_gone_on_with(tmp_path: Path) -> None:
+    out = tmp_path / "random.jsonl"
+    rival = {"k": 15, "method": "fedavg", "score": 50.0}
+    out.write_text("".join(json.dumps(rival | {"method": name}) + "\n" for name in ("fedavg", "fedavgm")))
+    command = [sys.executable, "random_settings.py", "--first", "15", "--count", "1", "--out", str(out)]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=True)
+    assert "| 15 | digits, mlp 1 × 50, 3 of 4, 3 × 1, 4, dirichlet 0.3 | 50.0 |" in done.stdout
+    assert len(out.read_text().splitlines()) == 3
+    page = (BENCHMARKS.parent / "docs" / "results" / "start.md").read_text()
+    assert "| 15 | digits, mlp 1 × 50 | 3 of 4 | 3 × 1, 4 | dirichlet 0.3 |" in page
+
+
+def test_a_rival_is_tuned_by_climbing_until_two_in_a_row_are_worse() -> None:
+    spec = importlib.util.spec_from_file_location("random_settings", BENCHMARKS / "random_settings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    best, rate = module.tuned(lambda lr: -abs(math.log10(lr) + 3), -2)
+    assert (best, rate) == (0.0, 10**-3)

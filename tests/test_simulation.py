@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -305,13 +306,13 @@ def test_the_start_takes_one_round_however_few_clients_there_are(asked: int) -> 
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
 def test_sampling(sampling: str) -> None:
     simulation = make_simulation(sampling=sampling, clients=12, clients_per_round=12)
-    tasks = simulation._client_tasks(0)
+    tasks = simulation.cohorts.tasks(0)
     assert sorted(task.client for task in tasks) == list(range(12))
     assert [task.examples for task in tasks] == sorted((task.examples for task in tasks), reverse=True)
     some = make_simulation(sampling=sampling, clients_per_round=3)
     seen = np.zeros(12)
     for t in range(300):
-        for task in some._client_tasks(t):
+        for task in some.cohorts.tasks(t):
             seen[task.client] += 1
     sizes = some.partition.sizes
     likely, rare = int(sizes.argmax()), int(sizes.argmin())
@@ -320,15 +321,25 @@ def test_sampling(sampling: str) -> None:
     some.close()
 
 
+def test_a_million_local_steps_are_not_drawn_before_the_first() -> None:
+    simulation = make_simulation(local_steps=1_000_000)
+    tracemalloc.start()
+    tasks = simulation.cohorts.tasks(0)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+    assert {len(task.batches) for task in tasks} == {1_000_000}
+    simulation.close()
+
+
 def test_batches_cover_every_example_once_an_epoch() -> None:
     simulation = make_simulation(local_epochs=2, batch_size=7)
-    for task in simulation._client_tasks(5):
+    for task in simulation.cohorts.tasks(5):
         own = np.sort(simulation.partition.client(task.client))
-        half = len(task.batches) // 2
-        for epoch in (task.batches[:half], task.batches[half:]):
+        batches, half = list(task.batches), len(task.batches) // 2
+        for epoch in (batches[:half], batches[half:]):
             assert (np.sort(np.concatenate(epoch)) == own).all()
     steps = make_simulation(local_steps=5)
-    assert {len(task.batches) for task in steps._client_tasks(0)} == {5}
+    assert {len(task.batches) for task in steps.cohorts.tasks(0)} == {5}
     simulation.close()
     steps.close()
 

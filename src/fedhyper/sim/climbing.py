@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fedhyper.arrays import inner
 from fedhyper.automatic.ladder import TRIED, Ladder
-from fedhyper.sim.engines.base import ClientTask, Engine, Sent
+from fedhyper.sim.engines.base import ClientTask, Engine, Indices, Sent, Steps
 
 Votes = tuple[tuple[int, float], ...]
 
@@ -41,7 +42,7 @@ def climb(
     shares: Callable[[ClientTask], float] | None = None,
 ) -> Climbed:
     """The clients of ``tasks`` try rates out, with whatever optimizer they have; means only if ``shares`` are given."""
-    longer = [task._replace(batches=[*task.batches, task.batches[0]]) for task in tasks]
+    longer = [task._replace(batches=_AndFirst(task.batches)) for task in tasks]
     length = math.sqrt(float(inner(sent.weights, sent.weights)))
     first = engine.train(longer, sent._replace(local_lr=TRIED))
     starts = [ladder.start(math.sqrt(float(inner(reply.delta, reply.delta))), length) for reply in first]
@@ -59,6 +60,19 @@ def climb(
                     means[rung] = means[rung] + part if rung in means else part
     votes = [(vote, ladder.gained(one)) for one in scores if (vote := ladder.vote(one)) is not None]
     return Climbed(tuple(votes), means, len(tasks) + sum(map(len, scores)))
+
+
+class _AndFirst:
+    """Local steps with the first batch once more at the end."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return len(self._steps) + 1
+
+    def __iter__(self) -> Iterator[Indices]:
+        return chain(self._steps, islice(self._steps, 1))
 
 
 def _wanted(ladder: Ladder, scores: Sequence[dict[int, float]], starts: Sequence[int]) -> dict[int, list[int]]:

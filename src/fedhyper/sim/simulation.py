@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,11 +20,12 @@ from fedhyper.loop import Decision, LoopState, ServerLoop
 from fedhyper.privacy import RUNGS, Privacy
 from fedhyper.sim.aggregate import Aggregate, judged
 from fedhyper.sim.climbing import Votes, climb
-from fedhyper.sim.data.augment import Augment, check_augment
+from fedhyper.sim.cohorts import Cohorts, Sampling
 from fedhyper.sim.data.augment import Kind as AugmentKind
+from fedhyper.sim.data.augment import check_augment
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
-from fedhyper.sim.engines.base import ClientTask, Engine, Sent, gather, make_engine, scatter
+from fedhyper.sim.engines.base import Engine, Sent, gather, make_engine, scatter
 from fedhyper.sim.engines.threads import one_thread
 from fedhyper.sim.methods import Method
 from fedhyper.sim.models import check_batches
@@ -122,7 +122,7 @@ class Simulation:
         warmup_rounds: int = 0,
         augment: AugmentKind = "none",
         weighting: Literal["examples", "uniform"] = "examples",
-        sampling: Literal["uniform", "size", "poisson"] = "uniform",
+        sampling: Sampling = "uniform",
         carry: bool = False,
         norm_cap: float = NORM_CAP,
         aggregate: Kind = "mean",
@@ -133,10 +133,19 @@ class Simulation:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.task, self.partition, self.method = task, partition, method
-        self.clients_per_round, self.local_epochs, self.local_steps = clients_per_round, local_epochs, local_steps
-        self.batch_size, self.seed, self.weighting, self.sampling = batch_size, seed, weighting, sampling
+        self.cohorts = Cohorts(
+            partition,
+            seed=seed,
+            clients_per_round=clients_per_round,
+            sampling=sampling,
+            batch_size=batch_size,
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            augment=augment,
+        )
+        self.clients_per_round, self.seed, self.weighting = clients_per_round, seed, weighting
         self.carry, self.norm_cap, self.aggregate = carry, norm_cap, aggregate
-        self.privacy, self.warmup_rounds, self.augment = privacy, warmup_rounds, augment
+        self.privacy, self.warmup_rounds = privacy, warmup_rounds
         check_augment(augment, task)
         check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
@@ -244,7 +253,7 @@ class Simulation:
             sent = sent._replace(local_lr=plan.ladder.rate(votes[0][0]))
 
         # M clients take K local steps each and return Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
-        replies = self.engine.train(self._client_tasks(state.loop.round), sent)
+        replies = self.engine.train(self.cohorts.tasks(state.loop.round), sent)
         total, clip = Aggregate(sent.weights, plan.requires, self.aggregate, self.norm_cap), state.clip
         if self.privacy is not None:
             rng = generator(self.seed, "privacy", state.loop.round)
@@ -270,67 +279,24 @@ class Simulation:
 
     def _find_start(self, ladder: Ladder) -> Start:
         """Clients of this round, and of the next ones if these are few, try rates out at the weights of this one."""
-        state, sizes, sent = self._state, self.partition.sizes, self._sent(self._state)
+        state, sent = self._state, self._sent(self._state)
         t = state.loop.round
         if self.privacy is not None:  # a panel's losses would tell more than votes, which are counted with noise
-            climbed = climb(self.engine, self._client_tasks(t), sent, ladder)
+            climbed = climb(self.engine, self.cohorts.tasks(t), sent, ladder)
             noise = generator(self.seed, "votes", t).standard_normal(RUNGS).tolist()
             counted = self.privacy.counted([rung for rung, _ in climbed.votes], noise)
             voted = ladder.voted([rung for rung, _ in counted])
             return Start(() if voted is None else ((voted, 0.0),) * ladder.voices, climbed.trials)
 
-        def voters(round_: int) -> list[ClientTask]:
-            tasks = self._client_tasks(round_)
-            some = generator(self.seed, "voices", round_).permutation(len(tasks))[: ladder.voices]
-            return [tasks[i] for i in sorted(some)]
-
-        asked = generator(self.seed, "panel").choice(len(sizes), min(len(sizes), PANEL), replace=False)
-        judges = [
-            ClientTask(int(i), int(sizes[i]), [batch])
-            for i in asked
-            for batch in self._batches(t, int(i))[: -(-PANEL // len(asked))]
-        ]
         return find_start(
             self.engine,
             sent,
             ladder,
-            (voters(t + i) for i in range(ladder.voices)),
+            (self.cohorts.voters(t + i, ladder.voices) for i in range(ladder.voices)),
             (lambda task: float(task.examples)) if self.weighting == "examples" else (lambda _: 1.0),
-            Panel(self.engine, judges, sent),
+            Panel(self.engine, self.cohorts.judges(t, PANEL), sent),
             lambda votes: LookAhead(self._step, state, votes),
         )
-
-    def _client_tasks(self, t: int) -> list[ClientTask]:
-        """Who trains in round ``t`` and on which batches, longest first: that balances the workers."""
-        sizes = self.partition.sizes
-        rng = generator(self.seed, "clients", t)
-        if self.sampling == "poisson":
-            chosen = np.flatnonzero(rng.random(len(sizes)) < self.clients_per_round / len(sizes))
-        elif self.sampling == "uniform":
-            chosen = rng.choice(len(sizes), self.clients_per_round, replace=False, shuffle=False)
-        else:
-            chosen = rng.choice(len(sizes), self.clients_per_round, replace=False, p=sizes / sizes.sum(), shuffle=False)
-        ordered = sorted((int(client) for client in chosen), key=lambda client: (-int(sizes[client]), client))
-        return [
-            ClientTask(client, int(sizes[client]), self._batches(t, client), self._augment(t, client))
-            for client in ordered
-        ]
-
-    def _augment(self, t: int, client: int) -> Augment | None:
-        return None if self.augment == "none" else Augment(self.augment, self.seed, t, client)
-
-    def _batches(self, t: int, client: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-        """The examples of every local step: epochs reshuffled, cut into batches, the last one of an epoch shorter."""
-        own, rng = self.partition.client(client), generator(self.seed, "batches", t, client)
-
-        def epochs() -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-            while True:
-                order = rng.permutation(own)
-                yield from (order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size))
-
-        per_epoch = -(-len(own) // self.batch_size)
-        steps = self.local_steps or self.local_epochs * per_epoch
-        return [batch for batch, _ in zip(epochs(), range(steps), strict=False)]
 
     def evaluate(self) -> dict[str, float]:
         """Mean loss and accuracy (a fraction) on the task's test set."""

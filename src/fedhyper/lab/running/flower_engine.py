@@ -112,11 +112,12 @@ class FlowerEngine:
 
 
 def _to_content(task: ClientTask, weights: ArrayRecord, sent: Sent) -> RecordDict:
-    lengths = np.asarray([len(batch) for batch in task.batches], np.int64)
+    batches = list(task.batches)
+    lengths = np.asarray([len(batch) for batch in batches], np.int64)
     return RecordDict(
         {
             "weights": weights,
-            "batches": ArrayRecord({"indices": pack(np.concatenate(task.batches)), "lengths": pack(lengths)}),
+            "batches": ArrayRecord({"indices": pack(np.concatenate(batches)), "lengths": pack(lengths)}),
             "config": ConfigRecord(
                 {"client": task.client, "examples": task.examples, "local-lr": sent.local_lr, "cohort": sent.cohort}
                 | ({} if task.augment is None else task.augment._asdict())

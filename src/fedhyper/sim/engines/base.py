@@ -19,18 +19,26 @@ from fedhyper.sim.models import linear_layers
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
+class Steps(Protocol):
+    """The examples of each local step, the same ones each time they are gone through; a list of arrays is one."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Indices]: ...
+
+
 class ClientTask(NamedTuple):
     """One client's work in one round: the examples of each of its local steps, and what chance makes of them."""
 
     client: int
     examples: int
-    batches: list[Indices]
+    batches: Steps
     augment: Augment | None = None
 
     @property
     def epoch_steps(self) -> int:
         """Steps of one pass over the client's data; its first batch is as long as batches get."""
-        return -(-self.examples // len(self.batches[0]))
+        return -(-self.examples // len(next(iter(self.batches))))
 
     def seen(self, x: Tensor, step: int) -> Tensor:
         """The inputs of local step ``step`` as the model sees them."""

@@ -136,13 +136,14 @@ class StackedEngine:
 
     def _padded(self, tasks: Sequence[ClientTask]) -> tuple[Tensor, Tensor]:
         """Example indices ``[step, client, batch]`` and each example's share of its mean; padding has share 0."""
-        shape = (len(tasks[0].batches), len(tasks), max(len(batch) for task in tasks for batch in task.batches))
+        drawn = [list(task.batches) for task in tasks]
+        shape = (len(drawn[0]), len(tasks), max(len(batch) for batches in drawn for batch in batches))
         index, shares = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        for i, task in enumerate(tasks):
-            counts = np.array([len(batch) for batch in task.batches])
+        for i, batches in enumerate(drawn):
+            counts = np.array([len(batch) for batch in batches])
             step = np.repeat(np.arange(len(counts)), counts)
             place = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)
-            index[step, i, place], shares[step, i, place] = np.concatenate(task.batches), 1 / counts[step]
+            index[step, i, place], shares[step, i, place] = np.concatenate(batches), 1 / counts[step]
         return torch.from_numpy(index).to(self.train_x.device), torch.from_numpy(shares).to(self.train_x.device)
 
     def _views(self, rows: Tensor) -> Views:
