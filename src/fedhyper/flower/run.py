@@ -17,7 +17,7 @@ from fedhyper.flower.aggregate import Aggregate, Aggregator
 from fedhyper.flower.gram import InCoordinates
 from fedhyper.flower.inner import stepping
 from fedhyper.flower.losses import Losses
-from fedhyper.flower.records.layout import Layout, Trainable, views
+from fedhyper.flower.records.layout import Arrays, Layout, Trainable, views
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.plan import Plan
@@ -39,6 +39,7 @@ class Run:
         global_lr: float,
         trainable: Trainable,
         aggregate_only: bool,
+        norm_cap: float,
         loss_key: str | None = None,
     ) -> None:
         self.strategy = strategy
@@ -47,7 +48,7 @@ class Run:
         shown: Plan = InCoordinates(self.plan) if self.plan.products_only else self.plan
         self.losses = Losses(loss_key)
         self.aggregator = Aggregator(
-            strategy, self.layout, self.plan.requires, self.losses, aggregate_only, self.plan.ladder
+            strategy, self.layout, self.plan.requires, self.losses, aggregate_only, norm_cap, self.plan.ladder
         )
         self.loop = ServerLoop(shown, stepping.optimizer(strategy, seen=self.aggregator.sees_delta))
         model = self.layout.model(views(arrays))
@@ -76,6 +77,11 @@ class Run:
                 self.state = self.state._replace(mean=mean)
             self._mean = mean, record
         return self._mean[1]
+
+    @property
+    def sent(self) -> Arrays:
+        """What clients of this round begin with; counters, which have no length, left out."""
+        return {**self.state.now.weights, **(self.state.now.statistics or {})}
 
     def evaluating(self, evaluate_fn: EvaluateFn | None, tell: Tell) -> EvaluateFn | None:
         """The app's ``evaluate_fn``, on the weights that are kept, by the true round; ``tell`` hears what it finds."""

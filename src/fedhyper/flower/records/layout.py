@@ -206,17 +206,3 @@ def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if not fits:
         raise ValueError(f"array {name!r} is {array.dtype}, and its numbers do not fit into {dtype}")
     return cast
-
-
-def mean(replies: list[Arrays], weights: list[float], names: Iterable[str]) -> Arrays:
-    """Σ p_m x_m with p_m = weight / Σ weights, in the replies' order and their type, as Flower's FedAvg sums."""
-    total = sum(weights)
-    averaged: Arrays = {}
-    for name in names:
-        out = replies[0][name] * (weights[0] / total)
-        term = np.empty_like(out)
-        for arrays, weight in zip(replies[1:], weights[1:], strict=True):
-            np.multiply(arrays[name], weight / total, out=term)
-            out += term
-        averaged[name] = out
-    return averaged
