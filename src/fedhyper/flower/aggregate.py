@@ -110,7 +110,8 @@ class Aggregator:
 
         passed = [reply.message for reply in believed]
         if not self.aggregate_only:  # of a mean that is made already the strategy still says what came, and the metrics
-            passed = [strip(reply, () if plain else layout.shapes, expected.weight_key) for reply in believed]
+            shown, key = () if plain else layout.shapes, expected.weight_key
+            passed = [strip(reply, shown, key, read_only=readable) for reply in believed]
         if not nesting.private(self.strategy):  # they leave a whole round out for one that failed
             passed += errors
         with nesting.noise_for(self.strategy, len(believed)):

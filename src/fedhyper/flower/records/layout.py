@@ -54,6 +54,21 @@ def _header(beginning: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
     return shape, fortran, dtype, file.tell()
 
 
+class OpenArray(Array):
+    """An ``Array`` that is read and never written to: its ``numpy()`` is a view, and not a copy."""
+
+    @classmethod
+    def of(cls, array: Array) -> OpenArray:
+        """The same array, by the same bytes."""
+        new = cls.__new__(cls)
+        new.__dict__.update(array.__dict__)
+        return new
+
+    def numpy(self) -> NDArray[Any]:
+        """A read-only look at it."""
+        return view(self)
+
+
 def pack(array: NDArray[Any]) -> Array:
     """``Array(array)`` with one copy instead of three."""
     array = np.asarray(array, order="C")

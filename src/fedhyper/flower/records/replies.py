@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedhyper.flower.records.layout import Arrays, Layout, finite, pack, views
+from fedhyper.flower.records.layout import Arrays, Layout, OpenArray, finite, pack, views
 from fedhyper.flower.records.sums import sq_distances
 from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
 
@@ -184,14 +184,18 @@ def _majority(signatures: list[Signature]) -> Signature | None:
     return min(counts, key=lambda signature: (-counts[signature], signature), default=None)
 
 
-def strip(reply: NodeReply, names: Iterable[str], weight_key: str) -> Message:
+def strip(reply: NodeReply, names: Iterable[str], weight_key: str, *, read_only: bool) -> Message:
     """The message in the one form that strategies expect: only the app's own metrics, the weight that the reply may
-    have, and the model's arrays of these names in their order (two strategies of Flower pair by position)."""
+    have, and the model's arrays of these names in their order (two strategies of Flower pair by position).
+
+    read_only  whether whoever gets it writes to no array, and may be shown the bytes that came
+    """
     content = RecordDict()
     for key, record in without_ours(reply.message.content).items():
         if key == reply.key:
             came = cast(ArrayRecord, record)
-            content[key] = ArrayRecord({name: _as_it_came(came, name, reply.arrays) for name in names})
+            arrays = {name: _as_it_came(came, name, reply.arrays) for name in names}
+            content[key] = ArrayRecord({name: OpenArray.of(a) for name, a in arrays.items()} if read_only else arrays)
         elif isinstance(record, MetricRecord):
             weight = {weight_key: reply.weight} if weight_key in record else {}
             content[key] = MetricRecord(without_ours(record) | weight)

@@ -14,7 +14,7 @@ import numpy as np
 from fedhyper.flower.records.layout import Arrays
 
 _CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads
-_STRETCH = 65_536
+_STRETCH = 262_144  # of 65,536 to 262,144 numbers the longest is the fastest, by a fifth
 
 
 def mean(replies: Sequence[Arrays], weights: Sequence[float], names: Iterable[str]) -> Arrays:
