@@ -61,6 +61,7 @@ class Aggregator:
 
     requires        what the plan reads, see ``Plan.requires``
     aggregate_only  the replies are masked: the inner strategy's result is all there is to see
+    own_steps       whether the plan makes steps of Δ that are not Δ itself
     norm_cap        strongest pull of one reply, in medians of the round; 0: whatever it is
     ladder          how clients try rates out; None: they never do
     """
@@ -70,6 +71,7 @@ class Aggregator:
     requires: frozenset[str]
     losses: Losses
     aggregate_only: bool
+    own_steps: bool
     norm_cap: float
     ladder: Ladder | None = None
 
@@ -105,7 +107,9 @@ class Aggregator:
         # all of it now: FedMedian empties the replies it reads
         names = () if not looked_into else layout.statistics if readable else (*layout.trained, *layout.statistics)
         replies, weights = [reply.arrays for reply in believed], [reply.weight for reply in believed]
-        raw = mean(replies, weights, names)
+        # a plan that compares with its own steps makes them of Δ: nobody asks for the mean itself
+        at_once = plain and not steps and self.own_steps
+        raw = mean(replies, weights, layout.statistics if at_once else names)
         counters = {} if self.aggregate_only else layout.largest(replies)
 
         passed = [reply.message for reply in believed]
@@ -128,11 +132,13 @@ class Aggregator:
             rows = [dict(metrics or {})]
             counters = {name: after[name] for name in layout.counters}
         losses = self.losses.values(rows)
-        if readable:
+        if at_once:
+            delta = mean(replies, weights, layout.trained, before)
+        elif readable:
             delta = {name: stepping.read_back(self.strategy, nothing.memory, name) for name in layout.trained}
         else:
             delta = layout.delta(before, raw if looked_into else after)
-        trained = {name: after[name] for name in layout.trained}
+        trained = None if at_once else {name: after[name] for name in layout.trained}
         statistics = {name: (raw if looked_into else after)[name] for name in layout.statistics}
         report = RoundReport(
             delta=delta,

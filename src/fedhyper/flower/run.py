@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.averages import Model
+from fedhyper.flower import last_good
 from fedhyper.flower.aggregate import Aggregate, Aggregator
 from fedhyper.flower.gram import InCoordinates
 from fedhyper.flower.inner import stepping
@@ -47,16 +48,30 @@ class Run:
         self.plan, self.client_rule = make_schedule(schedule, local_lr=local_lr, global_lr=global_lr)
         shown: Plan = InCoordinates(self.plan) if self.plan.products_only else self.plan
         self.losses = Losses(loss_key)
+        own_steps = self.plan.compares == "step"
         self.aggregator = Aggregator(
-            strategy, self.layout, self.plan.requires, self.losses, aggregate_only, norm_cap, self.plan.ladder
+            strategy,
+            self.layout,
+            self.plan.requires,
+            self.losses,
+            aggregate_only,
+            own_steps,
+            norm_cap,
+            self.plan.ladder,
         )
         self.loop = ServerLoop(shown, stepping.optimizer(strategy, seen=self.aggregator.sees_delta))
+        self._undoable = own_steps and self.loop.optimizer is None  # the last step is held, and is what was subtracted
         model = self.layout.model(views(arrays))
         self.state: LoopState = self.loop.init(model.weights, model.statistics)
         self.offset = 0  # rounds that an earlier life of this run has done: Flower counts from 1 in each
         self._mean: tuple[Model, ArrayRecord] | None = None
         stepping.remember(strategy, {})
         self.send(arrays)
+
+    def replace(self, record: ArrayRecord) -> None:
+        """Send other arrays next than those this run arrived at."""
+        self.state = last_good.unfold(self.state)
+        self.send(record)
 
     def send(self, record: ArrayRecord) -> None:
         """Take these for the arrays that are sent next."""
@@ -103,6 +118,7 @@ class Run:
         """Let the server loop act on a round. The inner strategy's memory goes back with the weights, or is lost."""
         with np.errstate(over="ignore", invalid="ignore"):
             state, decision = self.loop.update(self.state, made.report)
+        state = last_good.carried(state, self.state)
         record = None
         if decision.action != "idle":
             counters = made.counters if decision.action == "step" else self.counters
@@ -110,6 +126,9 @@ class Run:
             if record is None:  # finite, but not in the model's own type
                 refused = len(made.believed) + len(made.rejected)
                 state, decision = self.loop.update(self.state, RoundReport(refused=refused))
+                state = last_good.carried(state, self.state)
+        if self._undoable and decision.action == "step" and decision.global_lr == 1:
+            state = last_good.fold(state, self.state)
         self.state = state
         if record is not None:
             self.send(record)

@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedhyper.errors import CheckpointRefused
+from fedhyper.flower import last_good
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.records.layout import Arrays, views
 from fedhyper.flower.run import Run
@@ -91,7 +92,10 @@ class Saver:
                 raise CheckpointRefused(f"{path}: {key} was {_short(theirs.get(key))} and now is {_short(value)}")
         try:
             state: LoopState = from_plain(values["loop"], tensors, run.state)
-            check_state(state, _by_now(run.state, state, run.layout.trained))
+            like = run.state
+            if last_good.is_folded(state) and isinstance(state.before, dict):
+                like = like._replace(good=like.good._replace(weights=0.0))
+            check_state(state, _by_now(like, state, run.layout.trained))
             counters: Arrays = from_plain(values["counters"], tensors)
             record = run.layout.packed(state.now, counters)
             if record is None:

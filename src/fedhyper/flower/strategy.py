@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.errors import TrainingStopped, UserError
+from fedhyper.flower import last_good
 from fedhyper.flower.gram import lengths
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.nodes import Roster
@@ -121,7 +122,7 @@ class FedHyper(Strategy):
     @property
     def state(self) -> LoopState:
         """The server loop's state; known from the first round on."""
-        return self._run.state
+        return last_good.unfold(self._run.state)
 
     @property
     def layout(self) -> Layout:
@@ -172,7 +173,7 @@ class FedHyper(Strategy):
         run = self._current or self._begin(arrays, config)
         self._records.tell()
         if arrays is not run.record and arrays is not self._given:  # whoever runs the rounds has the last word
-            run.send(arrays)
+            run.replace(arrays)
         stepping.synchronize(self.strategy, run.record)
         entries, config, rate = rate_entries(config, self.lr_key), config.copy(), float(run.state.local_lr)
         config.update(dict.fromkeys(entries, rate))
