@@ -241,7 +241,7 @@ def test_by_hand() -> None:
     assert state.verdict == "damaged"
     assert state.local_lr == pytest.approx(0.01)  # a rung lower, and no more above the ladder's
     healed = plan.update(state, Seen([1.0, 0.0], 0.0, (1.8, 1.8, 1.8), 1.0))
-    assert healed.local_lr == pytest.approx(0.1 * 10 ** (-2 / 3))  # a third of it back, of ``voices`` rounds
+    assert healed.local_lr == pytest.approx(0.1 * 10 ** (-1 + 1 / (4 + 3)))  # 1/(t + voices) of it back
 
 
 def test_harm_lowers_the_rate_for_good_and_the_start_does_not_count() -> None:

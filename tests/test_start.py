@@ -170,4 +170,4 @@ def test_clients_that_have_one_class_each() -> None:
         record = simulation.run_round(evaluate=t == 30)
     simulation.close()
     assert record["accuracy"] is not None
-    assert record["accuracy"] > 0.7
+    assert record["accuracy"] > 0.6

@@ -127,7 +127,8 @@ class Auto:
             base *= self.ratio  # where the start tells little: nothing has happened yet, so nothing is risked
         # what is known to within a rung is moved by a rung; what was tried once a client, or given, by four
         c = Follow(self.ratio if climbed else self.ratio**4, self.gain, self.voices).update(old.c, h, old.t)
-        healed = max(0.0, old.cuts - 1 / (self.voices * old.times)) if old.times else 0.0
+        # it heals in the steps of the rate, which shrink: a rate that did damage is not soon come back to
+        healed = max(0.0, old.cuts - 1 / ((old.t + self.voices) * old.times)) if old.times else 0.0
         heard = damage._replace(rounds=0, worse=0) if starting else damage  # rates only tried out may well do harm
         memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed)
         return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting)
@@ -137,7 +138,7 @@ class Auto:
         return self._cut(state, state.memory._replace(phase="follow"))
 
     def _cut(self, state: PlanState, memory: AutoState) -> PlanState:
-        """A rung less, which comes back in ``voices`` rounds, the second time in twice as many."""
+        """A rung less, which comes back by 1/(t + voices) a round, the second time half as fast."""
         memory = memory._replace(
             t=memory.t + 1, c=min(memory.c, 0.0), cuts=min(memory.cuts + 1, MOST_CUTS), times=memory.times + 1
         )
