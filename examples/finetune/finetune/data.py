@@ -69,9 +69,9 @@ def cached(directory, sources, make):
     return tensors
 
 
-GOOD = "moving funny fresh warm bold tender wise lively".split()
-BAD = "dull flat stale cold lazy loud empty tired".split()
-PLAIN = "the film story a plot of and cast its with score by this scene ending is".split()
+GOOD = ["moving", "funny", "fresh", "warm", "bold", "tender", "wise", "lively"]
+BAD = ["dull", "flat", "stale", "cold", "lazy", "loud", "empty", "tired"]
+PLAIN = ["the", "film", "story", "plot", "cast", "score", "scene", "ending", "with", "and", "of", "its", "is"]
 
 
 def made_up():

