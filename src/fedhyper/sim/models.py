@@ -45,7 +45,8 @@ def make_model(name: str, shape: Shape, classes: int, *, seed: int, tokens: bool
         model = build()
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name}: its function must return a torch.nn.Module, got {type(model).__name__}")
-    initialise(model, seed)
+    if not entry.pretrained:
+        initialise(model, seed)
     return model
 
 
@@ -69,11 +70,13 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear] | None:
-    """The layers of a model that is Flatten, Linear, (ReLU, Linear)*: what a stacked engine can compute."""
+    """The layers of a model that is Flatten, Linear, (ReLU, Linear)*, none frozen: what can be stacked."""
     layers = list(model) if isinstance(model, nn.Sequential) else []
     if len(layers) < 2 or len(layers) % 2 or type(layers[0]) is not nn.Flatten:
         return None
     if not all(type(layer) is nn.ReLU for layer in layers[2::2]):
+        return None
+    if not all(parameter.requires_grad for parameter in model.parameters()):
         return None
     linear = [layer for layer in layers[1::2] if type(layer) is nn.Linear and layer.bias is not None]
     return linear if len(linear) == len(layers) // 2 else None

@@ -100,10 +100,11 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """How to build a model for a shape and a number of outputs, and what it can read."""
+    """How to build a model for a shape and a number of outputs, what it can read, and whether it brings its weights."""
 
     build: Callable[..., nn.Module]
     reads: tuple[str, ...]
+    pretrained: bool
 
 
 @dataclass(frozen=True)
@@ -155,20 +156,22 @@ def register_task(name: str, *, model: str, natural: bool = False) -> Callable[[
     return register
 
 
-def register_model(name: str, *, reads: tuple[str, ...] = READS) -> Callable[[F], F]:
+def register_model(name: str, *, reads: tuple[str, ...] = READS, pretrained: bool = False) -> Callable[[F], F]:
     """Decorate ``build(shape, outputs, *, option=default, ...)``, which returns a module.
 
     ``shape`` is that of one input; ``outputs`` is how many numbers are due for it. Keyword arguments are what
     ``[model_options]`` may set.
 
-    name   what configs call it: ``model = "name"``
-    reads  what it takes, some of: images (c, h, w), vectors (any other shape), characters
+    name        what configs call it: ``model = "name"``
+    reads       what it takes, some of: images (c, h, w), vectors (any other shape), characters
+    pretrained  whether its weights are what ``build`` made them; otherwise they are drawn anew from the config's seed.
+                What ``build`` itself draws with torch (a new head, adapters) comes from that seed, too
     """
     if not reads or not set(reads) <= set(READS):
         raise UserError(f"model {name!r}: reads = {reads!r} must be some of {', '.join(READS)}")
 
     def register(build: F) -> F:
-        MODELS.register(name, ModelEntry(build, tuple(reads)), origin=build.__module__)
+        MODELS.register(name, ModelEntry(build, tuple(reads), pretrained), origin=build.__module__)
         return build
 
     return register

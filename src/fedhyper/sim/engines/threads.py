@@ -76,14 +76,25 @@ class _Data:
         return (x.permute(0, 3, 1, 2) if self._images else x), self.y.index_select(0, index)
 
 
+def copies(model: nn.Module, count: int, device: torch.device, dtype: torch.dtype) -> list[nn.Module]:
+    """``count`` models that train apart; what is frozen they have in common, and with ``model`` if it is there already.
+
+    A pretrained body of 22 million numbers is held once, not once a worker.
+    """
+    frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
+    for key, p in frozen.items():
+        kind = dtype if p.is_floating_point() else p.dtype
+        if (p.device, p.dtype) != (device, kind):
+            frozen[key] = nn.Parameter(p.detach().to(device, kind), requires_grad=False)
+    return [copy.deepcopy(model, dict(frozen)).to(device, dtype) for _ in range(count)]
+
+
 class _Worker:
     """A model on flat buffers, allocated once."""
 
-    def __init__(
-        self, model: nn.Module, local: Local, objective: Objective, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, model: nn.Module, local: Local, objective: Objective) -> None:
         self.objective = objective
-        self.model = copy.deepcopy(model).to(device, dtype)
+        self.model = model
         self.flat = FlatModel(self.model, channels_last=True)
         self.local = local
 
@@ -152,7 +163,7 @@ class ThreadEngine:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._workers = [_Worker(model, local, task.objective, place, dtype) for _ in range(workers)]
+        self._workers = [_Worker(own, local, task.objective) for own in copies(model, workers, place, dtype)]
         for worker in self._workers:
             self._idle.put(worker)
         self._pool = ThreadPoolExecutor(workers)

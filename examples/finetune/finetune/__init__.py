@@ -1,0 +1,1 @@
+"""Federated fine-tuning of MiniLM with LoRA on SST-2."""
