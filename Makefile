@@ -85,9 +85,10 @@ docs: $(ENGINES)/docs/.ready
 	$(ENGINES)/docs/bin/sphinx-build -q -W --keep-going -b html docs build/site
 	@echo "build/site/index.html"
 
-# Every extra in an environment of its own, from the package index, with and without constraints.txt
+# Every extra in an environment of its own, from the package index, with and without constraints.txt; a table at the end.
+# FEDHYPER_TORCHES=DIR keeps the torches of the interpreters for the next time.
 test-install: $(READY)
-	$(BIN)/python -m pytest -m install -n 0 -s tests/install
+	$(BIN)/python -m pytest -m install -n 0 tests/install
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -357,8 +357,9 @@ def test_the_hash_is_over_what_determines_the_result(key: str) -> None:
         "task": "mnist", "model": "mlp", "method": "fedavg", "weighting": "uniform", "sampling": "size",
         "engine": "sequential", "client_metrics": True, "norm_cap": 2.0, "local_lr": 0.5, "global_lr": 0.5,
         "target_accuracy": 0.5, "clients": 77, "local_optimizer": "adam", "aggregate": "krum", "validation": 0.1,
+        "augment": "flip", "dtype": "bfloat16",
     }  # fmt: skip
-    method = "fedavgm" if key in ("local_optimizer", "weight_decay", "clip_norm") else "fedhyper-cl"
+    method = "fedavgm" if key in ("local_optimizer", "weight_decay", "clip_norm", "warmup_rounds") else "fedhyper-cl"
     base = {"target_accuracy": 0.1, "method": method, "model": "logistic"}
     default = make_config(base)
     value = other.get(key, True if key in ("stop_at_target", "carry") else 7)

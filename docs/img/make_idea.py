@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 INK, QUIET, GROW, SHRINK = "#1f2933", "#9aa5b1", "#1a7f4b", "#b3441e"
-WIDTH, HEIGHT, PANEL = 760, 330, 380
+WIDTH, HEIGHT, PANEL = 760, 236, 380
 SUB = "<tspan dy='3' font-size='11'>{}</tspan><tspan dy='-3'>{}</tspan>"
 INNER = "⟨Δ" + SUB.format("t", ", Δ") + SUB.format("t−1", "⟩")
 
@@ -30,10 +30,10 @@ def text(x: float, y: float, words: str, color: str = INK, size: int = 15, weigh
 def valley(left: float) -> str:
     """Contour lines of a loss, drawn as ellipses around its lowest point."""
     rings = [
-        f'<ellipse cx="{left + 265}" cy="200" rx="{r}" ry="{r * 0.42:.0f}" fill="none" stroke="#d9dee4"/>'
+        f'<ellipse cx="{left + 265}" cy="142" rx="{r}" ry="{r * 0.42:.0f}" fill="none" stroke="#d9dee4"/>'
         for r in (28, 56, 84, 104)
     ]
-    return "".join(rings) + f'<circle cx="{left + 265}" cy="200" r="3.5" fill="{QUIET}"/>'
+    return "".join(rings) + f'<circle cx="{left + 265}" cy="142" r="3.5" fill="{QUIET}"/>'
 
 
 def panel(left: float, title: str, color: str, steps: list[tuple[int, int]], angle: str, verdict: str) -> str:
@@ -42,14 +42,14 @@ def panel(left: float, title: str, color: str, steps: list[tuple[int, int]], ang
     return "".join(
         [
             valley(left),
-            text(left + PANEL / 2, 40, title, color, 18, "bold"),
-            text(left + PANEL / 2, 64, angle, INK, 15),
+            text(left + PANEL / 2, 28, title, color, 18, "bold"),
+            text(left + PANEL / 2, 52, angle, INK, 15),
             arrow(x0, y0, x1, y1, QUIET),
             arrow(x1, y1, x2, y2, color, 4),
             *[f'<circle cx="{x}" cy="{y}" r="4" fill="{INK}"/>' for x, y in ((x0, y0), (x1, y1))],
-            text((x0 + x1) / 2 + 20, (y0 + y1) / 2 - 16, "the step before", "#66707c", 13),
+            text((x0 + x1) / 2 + 40, (y0 + y1) / 2 - 14, "the step before", "#66707c", 13),
             text((x1 + x2) / 2, (y1 + y2) / 2 + (26 if x2 > x1 else 30), "the step now", color, 13),
-            text(left + PANEL / 2, 308, verdict, color, 15, "bold"),
+            text(left + PANEL / 2, 222, verdict, color, 15, "bold"),
         ]
     )
 
@@ -61,14 +61,14 @@ def drawing() -> str:
         f'orient="auto-start-reverse"><path d="M0 0 10 5 0 10z" fill="{color}"/></marker>'
         for color in (QUIET, GROW, SHRINK)
     )
-    agree = [(40, 130), (105, 160), (190, 180)]
-    oppose = [(70, 155), (345, 178), (120, 218)]
+    agree = [(40, 84), (105, 108), (190, 124)]
+    oppose = [(70, 97), (345, 120), (120, 160)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'font-family="system-ui, sans-serif" text-anchor="middle">'
         "<title>When consecutive steps agree the rate grows; when they oppose it shrinks</title>"
         f'<defs>{heads}</defs><rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
-        f'<line x1="{PANEL}" y1="24" x2="{PANEL}" y2="{HEIGHT - 24}" stroke="#e4e7eb"/>'
+        f'<line x1="{PANEL}" y1="12" x2="{PANEL}" y2="{HEIGHT - 12}" stroke="#e4e7eb"/>'
         + panel(
             0,
             "They agree",

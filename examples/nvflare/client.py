@@ -1,4 +1,4 @@
-"""A client of NVFlare. Two lines are FedHyper's: the rate to train with, and what to send back."""
+"""A client of NVFlare. Three lines are FedHyper's: the loss before, the rate to train with, what to send back."""
 
 import argparse
 
@@ -27,7 +27,7 @@ while flare.is_running():
     model.load_state_dict(received.params)
     with torch.no_grad():
         accuracy = (model(test_x).argmax(1) == test_y).float().mean().item()
-        loss_before = F.cross_entropy(model(x), y).item()
+        loss_before = F.cross_entropy(model(x), y).item()  # over all its data: one batch is noise to three clients
 
     optimizer = torch.optim.SGD(model.parameters(), lr=local_lr(received))
     losses = []

@@ -102,7 +102,9 @@ class Server:
         """One round. What was done comes back: ``action`` is "step", "rollback" or "idle".
 
         update      before − after: a list with one for each client (none that is not finite is used), or their mean
-        loss        each client's loss at the weights it was sent, before it trained, or their mean; None: not known
+        loss        each client's loss at the weights it was sent, before it trained, or their mean; None: not known.
+                    Of one batch where ten clients or so answer; over all its data where few do: three that reported
+                    one batch's ended at 8 to 89 % on digits, and at 95 with all of it
         train_loss  each client's mean loss over its local steps, which says which of ``rates`` was best
         examples    each client's weight in the means, at most ten medians of the round; None: all alike
         sq_norm     with a mean: the mean of the clients' |before − after|², if you know it

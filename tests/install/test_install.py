@@ -1,12 +1,16 @@
 """Each extra alone, in a new environment, from the package index: what a person gets who types ``pip install``.
 
-Run by ``make test-install``; it ends with a table of what was installed where and what ran. torch is the only pin of
-the cells without constraints: the newest of everything else must work. An interpreter that is not on this machine, or
-for which there is no torch, is a cell that says so.
+Run by ``make test-install``; it ends with a table of what was installed where and what ran (conftest.py). torch is the
+only pin of the cells without constraints: the newest of everything else must work. An interpreter that is not on this
+machine, or for which there is no torch, is a cell that says so.
+
+torch comes first and once for each interpreter, into a directory that the cells see by a .pth file: it is the same in
+all of them, and where it brings CUDA along that is gigabytes.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -16,7 +20,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,16 +36,6 @@ SERVER = (
     "import fedhyper; s = fedhyper.Server([1.0, 2.0]); print(s.local_lr)\n"
     "try:\n    from fedhyper.client import HyperSGD\nexcept ModuleNotFoundError as e:\n    print(e)"
 )
-matrix: dict[tuple[str, str, str], str] = {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def table() -> Iterator[None]:
-    """Prints the matrix when all cells are done."""
-    yield
-    print("\n\npython  constraints  extra        result")
-    for (python, constrained, extra), result in matrix.items():
-        print(f"{python:<7} {constrained:<12} {extra or '(none)':<12} {result}")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +73,31 @@ def _pip(dist: Path, venv: Path, *arguments: str) -> list[str]:
     return [tools, "-m", "pip", "--python", str(venv / "bin" / "python"), "--disable-pip-version-check", *arguments]
 
 
+@pytest.fixture(scope="module")
+def torches(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path | None]:
+    """A directory with torch for an interpreter, made when it is first asked for; None: the index has none for it.
+
+    ``FEDHYPER_TORCHES=DIR`` keeps them there, for the next time.
+    """
+    kept = os.environ.get("FEDHYPER_TORCHES")
+    home = Path(kept) if kept else tmp_path_factory.mktemp("torches")
+
+    @functools.cache
+    def install(python: str) -> Path | None:
+        place = home / f"{Path(python).name}-{TORCH}"
+        if not (place / "torch").is_dir():
+            venv = home / "venv"
+            _run([python, "-m", "venv", "--clear", "--without-pip", str(venv)])
+            half = home / "half"
+            command = _pip(dist, venv, "install", "-q", "--no-compile", "--target", str(half), TORCH)
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                return None
+            half.rename(place)
+        return place
+
+    return install
+
+
 def _interpreter(version: str) -> str | None:
     """An interpreter of this version that starts: the one under test, one on PATH, or pyenv's."""
     beside = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python{version}"))
@@ -92,7 +111,14 @@ def _interpreter(version: str) -> str | None:
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize(("version", "constrained"), [("3.11", "pinned"), *((one, "newest") for one in PYTHONS)])
 def test_an_extra_installs_and_works(
-    version: str, constrained: str, extra: str, dist: Path, run_to_report: Path, tmp_path: Path
+    version: str,
+    constrained: str,
+    extra: str,
+    matrix: dict[tuple[str, str, str], str],
+    dist: Path,
+    torches: Callable[[str], Path | None],
+    run_to_report: Path,
+    tmp_path: Path,
 ) -> None:
     cell = (version, constrained, extra)
     matrix[cell] = "FAILED"
@@ -103,15 +129,15 @@ def test_an_extra_installs_and_works(
     venv = tmp_path / "venv"
     _run([python, "-m", "venv", "--without-pip", str(venv)])
     (wheel,) = dist.glob("*.whl")
-    torch = [TORCH] if extra in WITH_TORCH else []
     pins = ["-c", str(ROOT / "constraints.txt")] if constrained == "pinned" else []
-    if torch and version != "3.11":
-        command = _pip(dist, venv, "install", "-q", "--no-deps", "--dry-run", TORCH)
-        if subprocess.run(command, capture_output=True, check=False).returncode:
+    if extra in WITH_TORCH:
+        torch = torches(python)
+        if torch is None:
             matrix[cell] = f"skipped: no {TORCH} for Python {version} in this index"
             pytest.skip(matrix[cell])
+        (venv / "lib" / f"python{version}" / "site-packages" / "torch.pth").write_text(f"{torch}\n")
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    _run(_pip(dist, venv, "install", "-q", *pins, wanted, *torch))
+    _run(_pip(dist, venv, "install", "-q", "--no-compile", *pins, wanted))
     worked = _use(str(venv / "bin" / "python"), extra, run_to_report, tmp_path)
     matrix[cell] = f"{', '.join(worked)}; {_versions(_pip(dist, venv, 'list', '--format', 'json'))}"
     shutil.rmtree(tmp_path / "venv")

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedhyper.sim.data.augment import Augment, Kind
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.engines.base import ClientTask, Indices
 from fedhyper.sim.rng import generator
@@ -52,6 +53,7 @@ class Cohorts:
     batch_size: int
     local_epochs: int
     local_steps: int
+    augment: Kind = "none"
 
     def tasks(self, t: int) -> list[ClientTask]:
         """Who trains in round ``t``, longest first: that balances the workers."""
@@ -73,14 +75,17 @@ class Cohorts:
         return [tasks[i] for i in sorted(some)]
 
     def judges(self, t: int, batches: int) -> list[ClientTask]:
-        """``batches`` tasks of one batch each, of as many clients if there are, whoever trains in round ``t``."""
+        """``batches`` tasks of one batch each, of as many clients if there are, whoever trains in round ``t``; with
+        images as they are, for judges should not differ by chance."""
         clients = self.partition.clients
         asked = generator(self.seed, "panel").choice(clients, min(clients, batches), replace=False)
         tasks = [self._task(t, int(client)) for client in asked]
         each = -(-batches // len(tasks))
-        return [task._replace(batches=[batch]) for task in tasks for batch in islice(task.batches, each)]
+        return [task._replace(batches=[batch], augment=None) for task in tasks for batch in islice(task.batches, each)]
 
     def _task(self, t: int, client: int) -> ClientTask:
         own = self.partition.client(client)
         steps = self.local_steps or self.local_epochs * -(-len(own) // self.batch_size)
-        return ClientTask(client, len(own), Batches(own, self.batch_size, steps, (self.seed, "batches", t, client)))
+        batches = Batches(own, self.batch_size, steps, (self.seed, "batches", t, client))
+        augment = None if self.augment == "none" else Augment(self.augment, self.seed, t, client)
+        return ClientTask(client, len(own), batches, augment)

@@ -21,6 +21,8 @@ from fedhyper.privacy import RUNGS, Privacy
 from fedhyper.sim.aggregate import Aggregate, judged
 from fedhyper.sim.climbing import Votes, climb
 from fedhyper.sim.cohorts import Cohorts, Sampling
+from fedhyper.sim.data.augment import Kind as AugmentKind
+from fedhyper.sim.data.augment import check_augment
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import Engine, Sent, gather, make_engine, scatter
@@ -88,6 +90,8 @@ class Simulation:
     batch_size         examples a step, at least 1; raising it makes gradients less noisy and steps fewer
     seed               where all randomness comes from: who is sampled, and the order of the batches
     local_steps        steps a client makes in a round, instead of epochs; 0: as many as the epochs have
+    warmup_rounds      n: round t of the first n trains with t/n of the local rate; raising it is gentler, 0: at once
+    augment            what chance does to the images a client trains on: "none", "flip" or "flip-crop"
     weighting          a client's weight in the mean: its examples, or all alike
     sampling           who is chosen: all alike, by the data held, or "poisson": each by a coin of its own, so that
                        clients_per_round is a mean
@@ -115,6 +119,8 @@ class Simulation:
         batch_size: int,
         seed: int,
         local_steps: int = 0,
+        warmup_rounds: int = 0,
+        augment: AugmentKind = "none",
         weighting: Literal["examples", "uniform"] = "examples",
         sampling: Sampling = "uniform",
         carry: bool = False,
@@ -135,15 +141,24 @@ class Simulation:
             batch_size=batch_size,
             local_epochs=local_epochs,
             local_steps=local_steps,
+            augment=augment,
         )
         self.clients_per_round, self.seed, self.weighting = clients_per_round, seed, weighting
         self.carry, self.norm_cap, self.aggregate = carry, norm_cap, aggregate
-        self.privacy = privacy
+        self.privacy, self.warmup_rounds = privacy, warmup_rounds
+        check_augment(augment, task)
         check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
         if isinstance(engine, str):
             engine = make_engine(
-                engine, model=model, task=task, local=method.local, workers=workers, device=device, dtype=dtype
+                engine,
+                model=model,
+                task=task,
+                local=method.local,
+                workers=workers,
+                device=device,
+                dtype=dtype,
+                augmented=augment != "none",
             )
         self.engine: Engine = engine
         self.loop = ServerLoop(method.plan, method.server, method.average)
@@ -225,6 +240,8 @@ class Simulation:
     def _sent(self, state: RunState) -> Sent:
         """What the clients of a round get: w_t, β_t (and Δ_t-1 for CL's global term)."""
         local_lr = state.loop.local_lr if math.isnan(state.carried_lr) else state.carried_lr
+        if state.loop.round < self.warmup_rounds:
+            local_lr *= (state.loop.round + 1) / self.warmup_rounds
         delta_down = state.delta if self.method.local.needs_delta and isinstance(state.delta, Tensor) else None
         now = state.loop.now
         return Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 from fedhyper.flower import wire
 from fedhyper.flower.client.optimizer import train_config
-from fedhyper.flower.losses import sq_distance
 from fedhyper.flower.records.layout import views
+from fedhyper.flower.records.sums import sq_distance
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,12 +36,14 @@ def identify(app: ClientApp) -> ClientApp:
 def train_reply(
     message: Message, model: nn.Module, *, examples: int, loss: float, context: Context | None = None, **metrics: float
 ) -> Message:
-    """The reply of a training round: the model, its weight, |Δ_m|², and ``loss``, that of the first batch.
+    """The reply of a training round: the model, its weight, |Δ_m|², and ``loss``, by which damage is noticed.
 
     message   what the server sent for this round
     model     after training
     examples  how many this client trained on: its weight in the mean
-    loss      at the weights that were sent, before the first step
+    loss      at the weights that were sent, before the first step: of the first batch where ten clients or so answer a
+              round, over all that this client trains on where few do (three, digits: one batch ended at 8 to 89 %,
+              all of them at 95); a forward pass more
     context   adds the partition, by which the server puts replies in order; None: it is left out
     metrics   yours; the inner strategy averages them
     """

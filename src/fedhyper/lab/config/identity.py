@@ -24,7 +24,7 @@ CHANGEABLE = frozenset(
 
 
 # Keys that came after the first checkpoints, with the value that changes nothing: runs from before still continue.
-_LATER = {"validation": 0.0}
+_LATER = {"validation": 0.0, "warmup_rounds": 0, "augment": "none", "dtype": "float32"}
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def identity(config: Config) -> dict[str, Any]:
     for key, value in config.values().items():
         if isinstance(value, dict):
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        elif key not in CHANGEABLE and (key not in _LATER or value != _LATER[key]):
+        elif key not in CHANGEABLE and value != _LATER.get(key):
             flat[key] = value
     return flat
 

@@ -17,7 +17,7 @@ from fedhyper.client.constants import LocalOptimizer
 from fedhyper.errors import UserError, did_you_mean, printable, shown
 from fedhyper.guard import NORM_CAP
 from fedhyper.lab.config.explain import blamed, explain
-from fedhyper.lab.config.options import has_client_rate, option_defaults, unknown_option
+from fedhyper.lab.config.options import has_client_rate, has_own_step, option_defaults, unknown_option
 from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
 from fedhyper.privacy import Privacy
 from fedhyper.settings import settings_of
@@ -100,6 +100,15 @@ class Config(Strict):
     local_optimizer: LocalOptimizer = Field("sgd", description="what clients step with; fresh every round")
     weight_decay: float = Field(0.0, ge=0, le=1e6, description=settings_of(Local)["weight_decay"].help)
     clip_norm: float = Field(0.0, ge=0, le=1e6, description=settings_of(Local)["clip_norm"].help)
+    warmup_rounds: Limit = Field(
+        0, description="n: round t of the first n trains with t/n of the local rate; raising it starts gentler, 0 = off"
+    )
+    augment: Literal["none", "flip", "flip-crop"] = Field(
+        "none", description="what chance does to images in training: mirrored, mirrored and shifted by up to 4 pixels"
+    )
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        "float32", description="what clients compute in; the server's numbers are float32 whatever it is"
+    )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="where all randomness comes from")
     weighting: Literal["examples", "uniform"] = Field("examples", description="a client's weight in the mean")
     sampling: Literal["uniform", "size", "poisson"] = Field(
@@ -173,8 +182,18 @@ class Config(Strict):
                 raise ValueError(unknown_option(printable(name), self.method))
             if not known[name].says.accepts(value):
                 raise ValueError(f"options.{name} = {shown(value)} must be {known[name].says.allowed}")
-        self.make_method()
+        self._check_warmup(self.make_method())
         return self
+
+    def _check_warmup(self, method: Method) -> None:
+        """A warm-up is for clients that step with the rate they are sent."""
+        if not self.warmup_rounds:
+            return
+        why = "which finds its rates" if method.plan.ladder is not None else "whose clients set their own rate"
+        if method.plan.ladder is not None or has_own_step(self.method):
+            raise ValueError(
+                f"warmup_rounds = {self.warmup_rounds} does not go with method '{self.method}', {why}; leave it out"
+            )
 
     def _check_private(self, privacy: PrivacyConfig) -> None:
         for key, value in _PRIVATE.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedhyper.errors import did_you_mean
-from fedhyper.sim.methods import method_names, method_options
+from fedhyper.sim.methods import make_method, method_names, method_options
 
 
 def option_defaults(method: str) -> dict[str, Any]:
@@ -25,3 +25,8 @@ def unknown_option(name: str, method: str) -> str:
 def has_client_rate(method: str) -> bool:
     """Whether clients move the rate themselves, from that of the round before: FedHyper-CL, by its global term."""
     return "global_term" in method_options(method)
+
+
+def has_own_step(method: str) -> bool:
+    """Whether clients decide the rate of a step themselves: FedHyper-CL, Δ-SGD, FedSPS."""
+    return make_method(method, local_lr=1.0, global_lr=1.0).local.kind != "sgd"

@@ -75,6 +75,8 @@ def make_simulation(config: Config, *, workers: int | None = None, device: str =
 
         read_ahead(config.task)
     check_device(device)
+    import torch
+
     from fedhyper.sim.models import make_model
     from fedhyper.sim.simulation import Simulation
 
@@ -90,6 +92,9 @@ def make_simulation(config: Config, *, workers: int | None = None, device: str =
         local_epochs=config.local_epochs,
         local_steps=config.local_steps,
         batch_size=config.batch_size,
+        warmup_rounds=config.warmup_rounds,
+        augment=config.augment,
+        dtype=getattr(torch, config.dtype),
         seed=config.seed,
         weighting=config.weighting,
         sampling=config.sampling,

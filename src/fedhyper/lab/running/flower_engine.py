@@ -34,6 +34,7 @@ from fedhyper.lab.plugins import import_inherited
 from fedhyper.lab.running.build import cores, make_simulation
 from fedhyper.lab.running.progress import Listener, Summary
 from fedhyper.lab.running.run import run_experiment as run_here
+from fedhyper.sim.data.augment import Augment
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.engines.base import ClientTask, Engine, Reply, Sent
 from fedhyper.sim.simulation import Simulation
@@ -119,6 +120,7 @@ def _to_content(task: ClientTask, weights: ArrayRecord, sent: Sent) -> RecordDic
             "batches": ArrayRecord({"indices": pack(np.concatenate(batches)), "lengths": pack(lengths)}),
             "config": ConfigRecord(
                 {"client": task.client, "examples": task.examples, "local-lr": sent.local_lr, "cohort": sent.cohort}
+                | ({} if task.augment is None else task.augment._asdict())
             ),
         }
     )
@@ -168,7 +170,8 @@ def make_client_app(config: str) -> ClientApp:
         )
         ends = np.cumsum(view(records["batches"]["lengths"]))
         batches = np.split(view(records["batches"]["indices"]).copy(), ends[:-1])
-        task = ClientTask(int(_number(settings["client"])), int(_number(settings["examples"])), batches)
+        augment = Augment(*(settings[name] for name in Augment._fields)) if "kind" in settings else None  # type: ignore[arg-type]
+        task = ClientTask(int(_number(settings["client"])), int(_number(settings["examples"])), batches, augment)
         [reply] = _engine(config).train([task], sent)
         update = ArrayRecord({name: pack(getattr(reply, name).numpy()) for name in _VECTORS})
         scalars = MetricRecord({name: float(getattr(reply, name)) for name in _SCALARS})

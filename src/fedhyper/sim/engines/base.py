@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedhyper.sim.data.augment import Augment
 from fedhyper.sim.data.objectives import CLASSES
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
@@ -27,16 +28,21 @@ class Steps(Protocol):
 
 
 class ClientTask(NamedTuple):
-    """One client's work in one round: the examples of each of its local steps."""
+    """One client's work in one round: the examples of each of its local steps, and what chance makes of them."""
 
     client: int
     examples: int
     batches: Steps
+    augment: Augment | None = None
 
     @property
     def epoch_steps(self) -> int:
         """Steps of one pass over the client's data; its first batch is as long as batches get."""
         return -(-self.examples // len(next(iter(self.batches))))
+
+    def seen(self, x: Tensor, step: int) -> Tensor:
+        """The inputs of local step ``step`` as the model sees them."""
+        return x if self.augment is None else self.augment(x, step)
 
 
 class Reply(NamedTuple):
@@ -98,13 +104,18 @@ def make_engine(
     workers: int,
     device: str,
     dtype: torch.dtype,
+    augmented: bool = False,
 ) -> Engine:
-    """The slow twin, or the fast engine that suits: clients stacked for softmax on linear layers, else threads."""
+    """The slow twin, or the fast engine that suits: clients stacked for softmax on linear layers, else threads.
+
+    ``augmented``: whether tasks change their batches by chance; not on a stack, where images lie flat.
+    """
     if kind == "sequential":
         from fedhyper.sim.engines.sequential import SequentialEngine
 
         return SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
-    if task.objective is CLASSES and linear_layers(model) is not None and dtype == torch.float32:
+    plain = dtype == torch.float32 and not augmented
+    if plain and task.objective is CLASSES and linear_layers(model) is not None:
         from fedhyper.sim.engines.stacked import StackedEngine
 
         return StackedEngine(model=model, task=task, local=local, workers=workers, device=device)

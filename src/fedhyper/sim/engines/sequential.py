@@ -40,10 +40,10 @@ class SequentialEngine:
         start = Start(sent.local_lr, len(task.batches), task.epoch_steps, sent.delta, sent.cohort)
         optimizer = make_optimizer(self.local, self._trainable(), start)
         losses, rates = [], []
-        for batch in task.batches:
-            losses.append(
-                float(optimizer.step(partial(self._gradient, optimizer, torch.from_numpy(batch), sent.weights)))
-            )
+        for k, batch in enumerate(task.batches):
+            index = torch.from_numpy(batch)
+            x, y = task.seen(self.task.train_x[index], k), self.task.train_y[index]
+            losses.append(float(optimizer.step(partial(self._gradient, optimizer, x, y, sent.weights))))
             rates.append(float(optimizer.param_groups[0]["lr"]))
         return Reply.of(
             task,
@@ -55,11 +55,10 @@ class SequentialEngine:
             mean_loss=sum(losses) / len(losses),
         )
 
-    def _gradient(self, optimizer: torch.optim.Optimizer, index: Tensor, origin: Tensor) -> float:
+    def _gradient(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, origin: Tensor) -> float:
         """The batch's loss; its gradient is left in the parameters. What torch calls a closure."""
         optimizer.zero_grad()
-        targets = self.task.train_y[index].to(self.device)
-        loss = self.task.objective.loss(self.model(self._inputs(self.task.train_x[index])), targets)
+        loss = self.task.objective.loss(self.model(self._inputs(x)), y.to(self.device))
         loss.backward()  # type: ignore[no-untyped-call]
         if self.local.proximal:
             self._pull_towards(origin)

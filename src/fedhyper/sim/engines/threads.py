@@ -113,9 +113,9 @@ class _Worker:
         step = make_step(self.local, flat.weights, start)
         losses = []
         flat.zero_grad()
-        for batch in task.batches:
+        for k, batch in enumerate(task.batches):
             x, y = data.batch(torch.from_numpy(batch).to(data.y.device))
-            loss = self.objective.loss(self.model(x), y)
+            loss = self.objective.loss(self.model(task.seen(x, k)), y)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
             step.step(flat.grad, losses[-1])
