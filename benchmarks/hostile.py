@@ -133,10 +133,18 @@ def tables(done: dict[Case, dict[str, Any]]) -> str:
             f"| {defence}: attack, hostile of ten | {' | '.join(METHODS)} |",
             "|---" * (len(METHODS) + 1) + "|",
         ]
+        below = {method: [0, 0] for method in METHODS[1:]}
         for attack, hostile in (("", 0), *((a, n) for a in WORST for n in (1, 2, 3))):
             parts = {"part": "share", "attack": attack, "hostile": hostile, "defence": defence}
-            name = f"{attack}, {hostile}" if attack else "(nobody)"
-            lines.append(f"| {name} | {' | '.join(score(**parts, method=method) for method in METHODS)} |")
+            cells = {method: score(**parts, method=method) for method in METHODS}
+            for method, counts in below.items():
+                if "–" not in (cells[method], cells["fedavg"]):
+                    worse = float(cells[method]) < float(cells["fedavg"])
+                    counts[0], counts[1] = counts[0] + worse, counts[1] + 1
+                    cells[method] += " ↓" if worse else ""
+            lines.append(f"| {f'{attack}, {hostile}' if attack else '(nobody)'} | {' | '.join(cells.values())} |")
+        words = [f"{method} {worse} of {rows}" for method, (worse, rows) in below.items() if rows]
+        lines += ["", f"Rows below FedAvg (↓), {defence}: {', '.join(words)}."]
     lines += ["", "| nobody hostile | no defence | default | robust |", "|---|---|---|---|"]
     for method in ("fedavg", "fedhyper"):
         for clients in (10, 100):

@@ -69,7 +69,7 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def wait_for(what: str, ready: Callable[[], Any], timeout: float = 120.0) -> Any:
+def wait_for(what: str, ready: Callable[[], Any], timeout: float = 600.0) -> Any:
     deadline = time.monotonic() + timeout
     while not (value := ready()):
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout} s"
@@ -150,7 +150,7 @@ class Federation:
         text = self.cli("list", "test", "--run-id", run, "--format", "json")
         return str(json.loads(text[text.index("{") : text.rindex("}") + 1])["runs"][0]["status"])
 
-    def finish(self, run: str, timeout: float = 240) -> str:
+    def finish(self, run: str, timeout: float = 900) -> str:
         """Wait for the end of a run: its status comes back. The SuperLink's log says it cheaper than the CLI does."""
         over = re.compile(rf"Finished (task \d+ of )?run `?{run}")
         deadline = time.monotonic() + timeout

@@ -198,6 +198,20 @@ def test_with_one_client_a_round_ten_of_them_decide() -> None:
     assert judged([*healthy, *[[50.0]] * 6])[-1] == "damaged"
 
 
+def test_a_run_that_lies_above_its_beginning_is_harmed_and_the_next_span_is_twice_as_long() -> None:
+    lost = [[2.0] * 10] + [[2.05] * 10] * 59
+    verdicts = judged(lost)
+    assert [t for t, verdict in enumerate(verdicts, 1) if verdict == "harmed"] == [10, 30]  # 10, 20, and 40 to come
+    assert "good" not in verdicts[1:]  # nothing to return to but the beginning
+    assert "harmed" not in judged([[2.0] * 10] + [[2.05] * 10, [1.95] * 10] * 30)  # half is not most
+    assert "harmed" not in judged([[2.0] * 10] + [[1.9] * 6 + [9.0] * 4] * 30)  # nor can a minority say so
+
+
+def test_few_clients_a_round_do_not_make_weights_good_by_what_was_heard_of_older_ones() -> None:
+    assert judged([[2.3] * 3] * 3 + [[2.2] * 3])[-1] == "good"
+    assert judged([[2.3] * 3] * 3 + [[50.0] * 3])[-1] == "fair"  # six of the last ten still speak of other weights
+
+
 def test_before_anything_was_heard_the_weights_are_good_and_clients_do_not_differ() -> None:
     state = Damage().init()
     assert (state.verdict, state.width, state.heard, state.recent) == ("good", 0.0, (), ())
@@ -228,6 +242,19 @@ def test_by_hand() -> None:
     assert state.local_lr == pytest.approx(0.01)  # a rung lower, and no more above the ladder's
     healed = plan.update(state, Seen([1.0, 0.0], 0.0, (1.8, 1.8, 1.8), 1.0))
     assert healed.local_lr == pytest.approx(0.1 * 10 ** (-2 / 3))  # a third of it back, of ``voices`` rounds
+
+
+def test_harm_lowers_the_rate_for_good_and_the_start_does_not_count() -> None:
+    plan = Auto(ratio=10.0, voices=3, gain=0.0)
+    state = plan.init()
+    for loss in (2.0, 2.5, 2.0):  # rates are being tried out
+        state = plan.update(state, Seen([1.0], 0.0, (loss,), 1.0, ((-1, 0.1),), climbed=True))
+    rates = []
+    for _ in range(12):
+        state = plan.update(state, Seen([1.0], 0.0, (2.05,) * 3, 1.0))
+        rates.append(state.local_lr)
+    assert rates == pytest.approx([0.1] + [0.01] * 6 + [0.001] * 5)  # the round of the last vote is the first of three
+    assert state.verdict == "fair"
 
 
 def test_a_host_that_shows_no_votes_stays_near_the_hint() -> None:
@@ -277,11 +304,11 @@ def test_a_start_nobody_votes_in_ends() -> None:
     )
 )
 def test_any_input_leaves_the_rate_finite_and_inside_the_stated_range(rounds: list) -> None:  # type: ignore[type-arg]
-    """From a rung below the lowest to one above the highest rate of the grid, two lower after damage; where the start
-    tells little, four rungs and 20 more upwards."""
+    """From a rung below the lowest to one above the highest rate of the grid, two lower after damage and one
+    more for each harm, two in 40 rounds; where the start tells little, four rungs and 20 more upwards."""
     plan = auto()
     state = plan.init()
-    low, high = 10 ** ((LOWEST - 7) / 2), 10 ** ((HIGHEST + 4 + 20) / 2)
+    low, high = 10 ** ((LOWEST - 9) / 2), 10 ** ((HIGHEST + 4 + 20) / 2)
     for losses, entry, votes, nonsense in rounds:
         if nonsense:
             state = plan.nonsense(state)

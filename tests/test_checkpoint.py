@@ -13,6 +13,7 @@ import signal
 import struct
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 from fedhyper.errors import CheckpointRefused, StorageError
 from fedhyper.storage import checkpoint
 
+Tried = Callable[[int], None]
 TENSORS: dict[str, np.ndarray[Any, Any]] = {
     "weights": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
     "scalar": np.asarray(2.5),
@@ -114,19 +116,20 @@ def _mutations(data: bytes, other: bytes, rng: random.Random, count: int) -> Any
             yield data[:i] + other[i:]
 
 
-def test_no_mutated_file_is_ever_loaded(tmp_path: Path) -> None:
+def test_no_mutated_file_is_ever_loaded(tmp_path: Path, tried: Tried) -> None:
     a, b, path = tmp_path / "a", tmp_path / "b", tmp_path / "mutant"
     checkpoint.save(a, TENSORS, VALUES)
     checkpoint.save(b, TENSORS | {"weights": TENSORS["weights"] + 1}, VALUES)
     good, other = a.read_bytes(), b.read_bytes()
-    tried = 0
+    cases = 0
     for mutant in _mutations(good, other, random.Random(20261115), 5000):
         if mutant in (good, other):
             continue
         path.write_bytes(mutant)
         refused(path)
-        tried += 1
-    assert tried > 3500
+        cases += 1
+    assert cases > 3500
+    tried(cases)
 
 
 def forged(path: Path, header: bytes, blob: bytes, *, version: int = 1, length: int | None = None) -> Path:
@@ -188,7 +191,7 @@ class _Bomb:
         return Path.touch, (self.marker,)
 
 
-def test_pickles_are_refused_unopened(tmp_path: Path) -> None:
+def test_pickles_are_refused_unopened(tmp_path: Path, tried: Tried) -> None:
     marker = tmp_path / "executed"
     bombs = {f"p{protocol}": pickle.dumps(_Bomb(marker), protocol) for protocol in range(6)}
     bombs["object.npy"] = _npy_bomb(marker)
@@ -203,6 +206,7 @@ def test_pickles_are_refused_unopened(tmp_path: Path) -> None:
         refused(forged(path, b"{}", payload))
         refused(forged(path, payload, _tensor_file({})))
     assert not marker.exists()
+    tried(3 * len(bombs))
 
 
 def _npy_bomb(marker: Path) -> bytes:
@@ -227,7 +231,7 @@ ERRNOS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES, errn
 
 @pytest.mark.parametrize("code", ERRNOS, ids=[errno.errorcode[c] for c in ERRNOS])
 def test_an_error_at_every_system_call_leaves_a_whole_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried, code: int
 ) -> None:
     path = tmp_path / "c"
     checkpoint.save(path, TENSORS, {"round": 1})
@@ -263,6 +267,7 @@ def test_an_error_at_every_system_call_leaves_a_whole_file(
         renamed = fail_at > points.index("replace")  # only the directory's flush comes after it
         assert path.read_bytes() == (whole if renamed else old)
         assert [p.name for p in tmp_path.iterdir()] == ["c"]
+    tried(len(points))
 
 
 def test_ctrl_c_while_writing_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +318,7 @@ def _write_forever(path: Path) -> None:
         checkpoint.save(path, {"w": block + number}, {"round": number})
 
 
-def test_kill_at_random_instants_leaves_a_whole_file_every_time(tmp_path: Path) -> None:
+def test_kill_at_random_instants_leaves_a_whole_file_every_time(tmp_path: Path, tried: Tried) -> None:
     path, rng, newest = tmp_path / "c", random.Random(7), -1
     checkpoint.save(path, {"w": np.full(20_000, -1, np.float32)}, {"round": -1})
     for _ in range(60):
@@ -329,6 +334,7 @@ def test_kill_at_random_instants_leaves_a_whole_file_every_time(tmp_path: Path) 
         tensors, values = checkpoint.load(path)
         assert (tensors["w"] == values["round"]).all()
         newest = max(newest, values["round"])
+    tried(60)
     assert newest > 0, "no child ever completed a save: the test proves nothing"
     checkpoint.save(path, {}, {})
     assert [p.name for p in tmp_path.iterdir()] == ["c"]

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -117,7 +117,8 @@ def bad_options(option: Option) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("method", "name"), OPTIONS)
-def test_every_option_refuses_what_it_is_not(method: str, name: str) -> None:
+def test_every_option_refuses_what_it_is_not(method: str, name: str, tried: Callable[[int], None]) -> None:
+    tried(1 + len(list(bad_options(OPTIONS[method, name]))))
     for value in bad_options(OPTIONS[method, name]):
         message = refusal({"method": method, "options": {name: value}})
         assert f"options.{name} = {shown(value)} must be" in message
@@ -144,7 +145,8 @@ def test_every_key_refuses_what_it_is_not(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, _ in fields()])
-def test_every_key_refuses_null_and_unknown_siblings(key: str) -> None:
+def test_every_key_refuses_null_and_unknown_siblings(key: str, tried: Callable[[int], None]) -> None:
+    tried(2)
     assert key in refusal(nested(key, None))
     assert f"'{key}'" in refusal(nested(key + "x", 1))
 

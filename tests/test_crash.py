@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 DRIVER = Path(__file__).with_name("crash_driver.py")
+Tried = Callable[[int], None]
 
 
 def drive(tmp_path: Path, kind: str, trials: int) -> dict[str, Any]:
@@ -28,36 +30,38 @@ def drive(tmp_path: Path, kind: str, trials: int) -> dict[str, Any]:
     return result
 
 
-def check_kills(result: dict[str, Any]) -> None:
+def check_kills(result: dict[str, Any], tried: Tried) -> None:
+    tried(result["hits"])
     assert all(code in (0, -signal.SIGKILL) for _, code in result["codes"]), result
     assert result["hits"] > 0  # or nothing was tested; how many depends on how busy the machine is
 
 
-def check_signals(result: dict[str, Any]) -> None:
+def check_signals(result: dict[str, Any], tried: Tried) -> None:
+    tried(result["hits"])
     # Before the handlers are in place a signal does what it does to any process.
     assert all(code in (0, 128 + number, -number, 99) for number, code in result["codes"]), result
     assert result["hits"] > 0  # most fall before or after the run when the machine is busy
     assert result["slowest"] < 5
 
 
-def test_kill_9(tmp_path: Path) -> None:
-    check_kills(drive(tmp_path, "kill", 15))
+def test_kill_9(tmp_path: Path, tried: Tried) -> None:
+    check_kills(drive(tmp_path, "kill", 15), tried)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_kill_9_often(tmp_path: Path) -> None:
-    check_kills(drive(tmp_path, "kill", 100))
+def test_kill_9_often(tmp_path: Path, tried: Tried) -> None:
+    check_kills(drive(tmp_path, "kill", 100), tried)
 
 
-def test_sigint_and_sigterm(tmp_path: Path) -> None:
-    check_signals(drive(tmp_path, "signal", 10))
+def test_sigint_and_sigterm(tmp_path: Path, tried: Tried) -> None:
+    check_signals(drive(tmp_path, "signal", 10), tried)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_sigint_and_sigterm_often(tmp_path: Path) -> None:
-    check_signals(drive(tmp_path, "signal", 100))
+def test_sigint_and_sigterm_often(tmp_path: Path, tried: Tried) -> None:
+    check_signals(drive(tmp_path, "signal", 100), tried)
 
 
 FULL = """
@@ -93,7 +97,7 @@ print("full", full)
 """
 
 
-def test_a_real_full_disk(tmp_path: Path) -> None:
+def test_a_real_full_disk(tmp_path: Path, tried: Tried) -> None:
     mounted = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
     probe = subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, check=False)
     if probe.returncode != 0 or os.geteuid() != 0:
@@ -104,6 +108,7 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("full")
+    tried(int(done.stdout.split()[1]))
 
 
 SECOND = """

@@ -16,7 +16,7 @@ from fedhyper.lab.flower_new import new_app
 from fedhyper.storage import checkpoint
 from tests.flower_processes import BIN, Federation, descendants, environment, free_ports, wait_for
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(2400)]
 
 DEPLOY = Path(__file__).parents[1] / "docs" / "deploy.md"
 
@@ -60,7 +60,7 @@ def test_superlink_with_three_supernodes_loses_a_node_and_a_server(tmp_path: Pat
             saved = tmp_path / f"{victim}.ckpt"
             config = f"rounds=3 local-lr=0.05 checkpoint='{saved}'"
             federation.submit(app, config)
-            wait_for("the first round", saved.exists, 180)
+            wait_for("the first round", saved.exists, 600)
             if victim == "ServerApp":
                 [server] = wait_for("the ServerApp", lambda: federation.below("superlink", "flwr-serverapp"))
                 os.kill(server, signal.SIGKILL)
@@ -76,7 +76,7 @@ def test_superlink_with_three_supernodes_loses_a_node_and_a_server(tmp_path: Pat
             assert weights(log) == reference
 
         run = federation.submit(app, "rounds=2 local-lr=0.05 delay=6.0")
-        wait_for("round 1", lambda: "Sampled 3 nodes" in federation.app_log(run), 180)
+        wait_for("round 1", lambda: "Sampled 3 nodes" in federation.app_log(run), 600)
         wait_for("the client at work", lambda: federation.below("node2", "flwr-clientapp"))
         federation.kill("node2")
         assert federation.finish(run) == "finished:completed", federation.app_log(run)[-3000:]
@@ -103,7 +103,7 @@ def test_the_deployment_guide_as_written_with_tls_and_keys(tmp_path: Path) -> No
         )
     started: set[int] = set()
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 1500  # a minute on an idle machine
         while guide.poll() is None:
             started |= set(descendants(guide.pid))
             assert time.monotonic() < deadline, log.read_text()[-3000:]
@@ -145,7 +145,7 @@ def _turned_away(root: Path, home: Path, link: int) -> bool:
             start_new_session=True,
         )
     try:
-        return node.wait(60) != 0
+        return node.wait(300) != 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.pid, signal.SIGKILL)

@@ -14,7 +14,8 @@ from flwr.serverapp.strategy import FedAvg, FedAvgM
 from fedhyper import Decay, FedExP, FedHyperG, FedHyperSL, Pair
 from fedhyper.arrays import inner
 from fedhyper.automatic.auto import Auto
-from fedhyper.flower import FedHyper, gram, losses
+from fedhyper.flower import FedHyper, gram
+from fedhyper.flower.records import sums
 from fedhyper.loop import RoundReport, ServerLoop
 from fedhyper.sim.data.partition import make_partition
 from fedhyper.sim.data.tasks import load_task
@@ -64,14 +65,14 @@ def test_products_are_exact_enough_and_zero_vectors_are_no_trouble() -> None:
         assert across == pytest.approx(math.fsum(a.astype(float) * b.astype(float)), rel=1e-10, abs=1e-9)
         assert square == pytest.approx(math.fsum(a.astype(float) ** 2), rel=1e-12)
         assert gram.products({"x": b}, 0.0) == (0.0, other, 0.0)
-        assert losses.sq_distance({"x": a}, {"x": b}, ["x"]) == pytest.approx(
+        assert sums.sq_distance({"x": a}, {"x": b}, ["x"]) == pytest.approx(
             float(((a - b).astype(float) ** 2).sum()), rel=1e-6
         )
         for scale in (1.0, 1e-25, 1e25):
             far = [{"x": np.float32(scale) * b}, {"x": np.float32(scale) * a}]
             near = {"x": np.float32(scale) * a}
-            exact = losses.sq_distance(near, far[0], ["x"])
-            assert losses.sq_distances(near, far, ["x"]) == pytest.approx([exact, 0.0], rel=1e-5)
+            exact = sums.sq_distance(near, far[0], ["x"])
+            assert sums.sq_distances(near, far, ["x"]) == pytest.approx([exact, 0.0], rel=1e-5)
     zero = {"x": np.zeros(10, np.float32)}
     loop = ServerLoop(gram.InCoordinates(Auto()))
     state = loop.init(zero)
@@ -143,7 +144,6 @@ def test_same_replies_same_numbers_as_the_simulator(method: str) -> None:
         batch_size=32,
         seed=0,
         engine="sequential",
-        norm_cap=0.0,  # the strategy has none
     )
     sim.engine = recording = Recording(sim.engine)
     strategy = FedHyper(FedAvgM(server_momentum=0.9) if method == "fedavgm" else FedAvg(), sim.method.plan)

@@ -169,6 +169,7 @@ def test_patience_counts_across_a_resume(tmp_path: Path) -> None:
         ("schedule", lambda path: make("FedAvg", "g+sl", path)),
         ("strategy", lambda path: make("FedAdam", "g", path)),
         ("seed", lambda path: FedHyper(FedAvg(), "g", seed=12, checkpoint=path)),
+        ("norm_cap", lambda path: FedHyper(FedAvg(), "g", seed=11, checkpoint=path, norm_cap=0.0)),
         ("trained", lambda path: FedHyper(FedAvg(), "g", seed=11, checkpoint=path, trainable=["fc.weight"])),
     ],
 )
@@ -203,11 +204,21 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         "tensor": {**values, "loop": [*loop[:7], {"tensor": "nowhere"}, loop[8]]},
         "counters": {**values, "counters": {"items": {}}},
         "identity": {k: v for k, v in values.items() if k != "identity"},
+        # whole, of the right form, and no state that this run can have had
+        "count": {**values, "loop": [-1, *loop[1:]]},
+        "verdict": {**values, "loop": [*loop[:5], [*loop[5][:2], "splendid", *loop[5][3:]], *loop[6:]]},
+        "huge rate": {**values, "loop": [*loop[:5], [1e300, *loop[5][1:]], *loop[6:]]},
     }
     for bad in spoilt.values():
         checkpoint.save(path, tensors, bad)
         with pytest.raises(CheckpointRefused):
             start(make("FedAvg", "g", path), LocalGrid(quadratic_app(), 6), resume=True)
+    for name in tensors:
+        if name.startswith("loop"):
+            for forged in (tensors[name] * np.nan, tensors[name].reshape(-1)[:1]):
+                checkpoint.save(path, {**tensors, name: forged}, values)
+                with pytest.raises(CheckpointRefused):
+                    start(make("FedAvg", "g", path), LocalGrid(quadratic_app(), 6), resume=True)
     path.write_bytes(b"hello")
     with pytest.raises(CheckpointRefused):
         start(make("FedAvg", "g", path), LocalGrid(quadratic_app(), 6), resume=True)

@@ -71,7 +71,7 @@ class InOrder(LocalGrid):
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum"])
 def test_with_constant_rates_of_one_the_bits_are_those_of_plain_flower(name: str) -> None:
-    ours = run(FedHyper(INNER[name](), "constant", seed=0, local_lr=0.02))
+    ours = run(FedHyper(INNER[name](), "constant", seed=0, local_lr=0.02, norm_cap=0.0))
     rate = config(**{"local-lr": 0.02})
     theirs = INNER[name]().start(InOrder(quadratic_app(), 6), initial(), num_rounds=4, train_config=rate).arrays
     for key in theirs:
@@ -187,9 +187,10 @@ def test_buffers_are_averaged_and_never_stepped(name: str, schedule: str) -> Non
 
 
 def test_trainable_can_be_named() -> None:
-    frozen = run(FedHyper(FedAvg(), FedHyperG(lr=2.0, bound=1.0), trainable=["fc.weight"], local_lr=0.05), rounds=1)
-    whole = run(FedHyper(FedAvg(), FedHyperG(lr=2.0, bound=1.0), local_lr=0.05), rounds=1)
-    plain = run(FedHyper(FedAvg(), "constant", local_lr=0.05), rounds=1)
+    settings: dict[str, Any] = {"local_lr": 0.05, "norm_cap": 0.0}
+    frozen = run(FedHyper(FedAvg(), FedHyperG(lr=2.0, bound=1.0), trainable=["fc.weight"], **settings), rounds=1)
+    whole = run(FedHyper(FedAvg(), FedHyperG(lr=2.0, bound=1.0), **settings), rounds=1)
+    plain = run(FedHyper(FedAvg(), "constant", **settings), rounds=1)
     assert frozen["fc.weight"].data == whole["fc.weight"].data
     assert frozen["conv.weight"].data == plain["conv.weight"].data  # averaged, not stepped twice as far
     for bad in (["nope"], lambda name: False):
@@ -459,8 +460,9 @@ def test_every_schedule_works_on_the_aggregate_alone(schedule: str) -> None:
     start = arrays(w=np.zeros(8, np.float32))
     hidden = FedHyper(Hidden(fraction_evaluate=0.0), schedule, aggregate_only=True, nodes=4)
     result = hidden.start(LocalGrid(make_app(True), 4), start, num_rounds=4)
-    seen = FedHyper(FedAvg(fraction_evaluate=0.0), NoStart(local_lr=0.01) if schedule == "auto" else schedule, nodes=4)
-    # what is masked cannot be compared by rates: both keep the one that was given
+    # what is masked cannot be compared by rates, nor by length: both keep the rate and the weights that were given
+    plan = NoStart(local_lr=0.01) if schedule == "auto" else schedule
+    seen = FedHyper(FedAvg(fraction_evaluate=0.0), plan, nodes=4, norm_cap=0.0)
     expected = seen.start(LocalGrid(make_app(False), 4), start, num_rounds=4)
     np.testing.assert_allclose(numbers(result.arrays)["w"], numbers(expected.arrays)["w"], rtol=1e-6)
     for a, b in zip(hidden.history, seen.history, strict=True):
@@ -523,7 +525,7 @@ def test_fedexp_by_hand() -> None:
         w = message.content["arrays"]["w"].numpy() - move
         return Message(RecordDict({"a": arrays(w=w), "m": MetricRecord({"num-examples": 2})}), reply_to=message)
 
-    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), Pair(global_rule=FedExP(epsilon=1e-12)))
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), Pair(global_rule=FedExP(epsilon=1e-12)), norm_cap=0.0)
     strategy.start(LocalGrid(app, 2), arrays(w=np.zeros(1, np.float32)), num_rounds=3)
     assert [record["global_lr"] for record in strategy.history] == pytest.approx([1.0, 1.0, 2.5])
 
@@ -535,7 +537,7 @@ def test_fedexp_by_hand() -> None:
         ({"schedule": 3}, "schedule must be one of"),
         ({"schedule": (Decay(),)}, "use Pair"),
         ({"send_delta": "quarter"}, "send_delta"),
-        ({"weight_cap": 0.5}, "weight_cap"),
+        ({"norm_cap": -0.5}, "norm_cap"),
     ],
 )
 def test_bad_settings_are_refused_at_once(settings: dict[str, Any], words: str) -> None:

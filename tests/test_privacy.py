@@ -15,6 +15,7 @@ import torch
 from fedhyper.errors import UserError
 from fedhyper.lab.config.model import dump, make_config
 from fedhyper.lab.config.toml import parse_toml
+from fedhyper.lab.results.report import write_report
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.privacy import ORDERS, RUNGS, Privacy
 from fedhyper.sim.engines.hostile import ATTACKS, HostileEngine
@@ -192,6 +193,22 @@ def test_a_private_run_is_continued_to_the_same_bits_and_says_what_it_spent(tmp_
     summary = read_json(tmp_path / "half" / "summary.json")
     assert summary is not None
     assert summary["epsilon"] == whole["epsilon"]
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_the_report_says_what_private_runs_spent_and_draws_it(tmp_path: Path, runs: int) -> None:
+    found = []
+    for i in range(runs):
+        config = make_config(CONFIG | {"rounds": 2, "privacy": {"noise": 0.5 + i, "delta": 1e-4}})
+        found.append(run_experiment(config, tmp_path / "runs" / str(i), workers=1)["epsilon"])
+    page = write_report([tmp_path / "runs"], tmp_path / "page.html").read_text()
+    for epsilon in found:
+        assert f"ε = {epsilon:.3g} at δ = 0.0001" in page
+    for drawn in ("ε spent by round", "Test accuracy by ε"):
+        assert drawn in page
+    plain = run_experiment(make_config({"rounds": 2, "clients": 10}), tmp_path / "plain", workers=1)
+    assert "epsilon" not in plain
+    assert "ε" not in write_report([tmp_path / "plain"], tmp_path / "other.html").read_text()
 
 
 def test_the_config_of_a_private_run_says_all_of_it() -> None:

@@ -54,7 +54,7 @@ def test_any_form_of_weights(form: str) -> None:
             "dict": {"x": x, "y": y},
         }[form]
 
-    server = Server(make(1.0, 2.0), Pair(global_rule=FedHyperG()), optimizer=Momentum(momentum=0.5))
+    server = Server(make(1.0, 2.0), Pair(global_rule=FedHyperG()), optimizer=Momentum(momentum=0.5), norm_cap=0.0)
     server.step([make(0.1, 0.0), make(0.3, 0.2)])
     server.step(make(0.1, 0.1))
     start, end = make(1.0, 2.0), server.weights
@@ -130,3 +130,24 @@ def test_statistics_are_averaged_with_the_examples_and_never_stepped() -> None:
     assert server.state.now.statistics == 2.0  # nobody sent any
     server.step(np.ones(2), statistics=np.full(1, 7.0))
     assert server.state.now.statistics == 7.0
+
+
+@pytest.mark.parametrize(
+    ("lie", "weight"), [(-10.0, 1.0), (1e6, 1.0), (1e100, 1.0), (-1.0, float(2**53)), (-1e-30, 1e300)]
+)
+def test_no_client_moves_the_model_by_more_than_its_share(lie: float, weight: float) -> None:
+    """Ten clients whose updates agree: the worst that one of them can do is to pull back by one and a half."""
+    honest = np.ones(4)
+    server = Server(np.zeros(4), Pair(local_rule=Constant(lr=0.1)))
+    server.step([honest] * 9 + [honest * lie], loss=[1.0] * 10, examples=[1.0] * 9 + [weight])
+    moved = -server.weights
+    assert (moved >= 0.45).all()  # (9 - 10 · w)/(9 + w) with a pull of at most 1.5 medians; weight to ten medians
+    assert (moved <= 1.2).all()
+    free = Server(np.zeros(4), Pair(local_rule=Constant(lr=0.1)), norm_cap=0.0)
+    free.step([honest] * 9 + [honest * -10.0], examples=[1.0] * 10)
+    assert free.weights == pytest.approx(np.full(4, 0.1))  # without a cap one client has turned the mean around
+
+
+def test_a_norm_cap_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="norm_cap must be a finite number of at least 0, got -1"):
+        Server(np.zeros(2), norm_cap=-1)

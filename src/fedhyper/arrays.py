@@ -103,6 +103,14 @@ def _sum(fresh: Array, x: Array) -> Array:
     return fresh
 
 
+def _scaled(fresh: Array, times: float) -> Array:
+    """``times · fresh`` in the memory of ``fresh``, as in ``_sum``; of whole numbers a new one."""
+    if "float" not in str(getattr(fresh, "dtype", "")):
+        return fresh * times
+    fresh *= times
+    return fresh
+
+
 def plus(a: Array, times: float, b: Array) -> Array:
     """``a + times · b``; where either is the number 0, ``a`` itself: not even inf · 0 is added."""
     return a if times == 0 or (is_number(b) and b == 0) else each(lambda x, y: _sum(times * y, x), a, b)
@@ -110,7 +118,7 @@ def plus(a: Array, times: float, b: Array) -> Array:
 
 def blend(old: Array, new: Array, share: float) -> Array:
     """``old + share · (new − old)``; at 1 ``new`` itself. Not torch.lerp, whose bits depend on how threads cut it."""
-    return new if share == 1 else each(lambda x, y: _sum((y - x) * share, x), old, new)
+    return new if share == 1 else each(lambda x, y: _sum(_scaled(y - x, share), x), old, new)
 
 
 def inner(a: Array, b: Array) -> Array:

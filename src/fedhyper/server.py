@@ -21,7 +21,7 @@ from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
 from fedhyper.automatic.auto import auto
 from fedhyper.automatic.ladder import Tried
 from fedhyper.averages import Averaging
-from fedhyper.guard import all_finite
+from fedhyper.guard import NORM_CAP, all_finite, bounded, fair_weights
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.optimizers import ServerOptimizer
 from fedhyper.plan import Plan
@@ -35,6 +35,8 @@ class Server:
     optimizer   makes a step of the clients' mean update; None: the plan's own choice
     average     what ``averaged`` is; None: the plan's own choice
     statistics  averaged and never stepped, such as BatchNorm's, in the form of ``weights``; 0.0: there are none
+    norm_cap    strongest pull of a client (weight × length of its update), in medians of the round; raising it cuts
+                less, 0 cuts nothing. Only where ``step`` is given each client's update
     """
 
     def __init__(
@@ -45,7 +47,11 @@ class Server:
         optimizer: ServerOptimizer | None = None,
         average: Averaging | None = None,
         statistics: Array = 0.0,
+        norm_cap: float = NORM_CAP,
     ) -> None:
+        if not (is_number(norm_cap) and 0 <= norm_cap < math.inf):
+            raise ValueError(f"norm_cap must be a finite number of at least 0, got {norm_cap!r}")
+        self.norm_cap = norm_cap
         self.loop = ServerLoop(auto() if plan is None else plan, optimizer, average)
         self.state: LoopState = self.loop.init(weights, statistics)
         self._rungs: list[int] = []  # what the clients of this round try out
@@ -100,7 +106,7 @@ class Server:
                     Of one batch where ten clients or so answer; over all its data where few do: three that reported
                     one batch's ended at 8 to 89 % on digits, and at 95 with all of it
         train_loss  each client's mean loss over its local steps, which says which of ``rates`` was best
-        examples    each client's weight in the means; None: all alike
+        examples    each client's weight in the means, at most ten medians of the round; None: all alike
         sq_norm     with a mean: the mean of the clients' |before − after|², if you know it
         statistics  each client's statistics after it trained, or their mean; None: they stay what they were
         """
@@ -114,7 +120,8 @@ class Server:
             if ladder is not None and rungs and train_loss is not None:
                 first = None if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
                 tried = ladder.weigh(rungs, list(map(float, train_loss)), first)
-            report = _summed_up(list(update), loss, examples, tried, statistics)
+            rates = None if tried is None or ladder is None else [ladder.rate(rung) for rung in rungs]
+            report = _summed_up(list(update), loss, examples, tried, statistics, rates, self.norm_cap)
         self.state, decision = self.loop.update(self.state, report)
         return decision
 
@@ -144,8 +151,13 @@ def _summed_up(
     examples: Sequence[float] | None,
     tried: Tried | None,
     statistics: Sequence[Array] | None,
+    rates: Sequence[float] | None,
+    norm_cap: float,
 ) -> RoundReport:
-    """The means over the clients whose update is finite, and that tried no rate far from the best."""
+    """The means over the clients whose update is finite, and that tried no rate far from the best.
+
+    None of them weighs more than its share: where they tried ``rates`` out, a length counts in units of its rate.
+    """
     shares = [1.0] * len(updates) if examples is None else [float(share) for share in examples]
     if len(shares) != len(updates):
         raise ValueError(f"examples has {len(shares)} numbers for {len(updates)} updates; give one for each client")
@@ -159,10 +171,15 @@ def _summed_up(
     refused = 0 if tried is not None else len(updates) - len(usable)  # rates tried out may well have been too high
     if not usable:
         return RoundReport(refused=refused)
-    total = sum(shares[i] for i in usable)
-    parts = {i: shares[i] / total for i in usable}
+    squares = [float(inner(updates[i], updates[i])) for i in usable]
+    fair = [shares[i] for i in usable]
+    if norm_cap:
+        lengths = [math.sqrt(sq) / (1.0 if rates is None else rates[i]) for i, sq in zip(usable, squares, strict=True)]
+        fair, squares = fair_weights(fair, lengths, norm_cap), bounded(squares, norm_cap**2)
+    total = sum(fair)
+    parts = {i: share / total for i, share in zip(usable, fair, strict=True)}
     delta = _mean(updates, parts)
-    sq_norm = sum(part * float(inner(updates[i], updates[i])) for i, part in parts.items())
+    sq_norm = sum(part * sq for part, sq in zip(parts.values(), squares, strict=True))
     votes = None if tried is None else tried.votes
     averaged = None if statistics is None else _mean(statistics, parts)
     return RoundReport(delta, tuple(given), sq_norm, averaged, refused=refused, votes=votes)

@@ -3,6 +3,7 @@
     start    clients of the first round try rates out and vote; a panel checks that    ladder.py, sim/start.py
     follow   within a factor of it, the hypergradient moves the rate, less and less   follow.py
     damage   if most clients meet weights that were damaged: back, and a rung lower   damage.py
+    harm     if most rounds meet a loss above the first one: the same, and for good   damage.py
     step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − M_t                       optimizers.py
     keep     a mean over about the last quarter of the run                            averages.py
 
@@ -115,15 +116,20 @@ class Auto:
 
         damage = Damage(self.share, self.voices).update(old.damage, seen.losses, median_low(gains) if gains else 0.0)
         h = float(cosine(seen.delta, seen.before))
+        known = old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage)
         if damage.verdict == "damaged":
-            return self._cut(state, old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage))
+            return self._cut(state, known)
+        if damage.verdict == "harmed":  # the start was wrong, and what it found is not come back to
+            lower = known._replace(t=old.t + 1, base=base / self.ratio)
+            return PlanState(1.0, self._rate(lower), "damaged", math.nan, lower, climbs=starting)
         climbed = old.climbed or seen.climbed
         if not (climbed or starting) and h > LINEAR and old.t < 2 * self.voices:
             base *= self.ratio  # where the start tells little: nothing has happened yet, so nothing is risked
         # what is known to within a rung is moved by a rung; what was tried once a client, or given, by four
         c = Follow(self.ratio if climbed else self.ratio**4, self.gain, self.voices).update(old.c, h, old.t)
         healed = max(0.0, old.cuts - 1 / (self.voices * old.times)) if old.times else 0.0
-        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, damage, climbed)
+        heard = damage._replace(rounds=0, worse=0) if starting else damage  # rates only tried out may well do harm
+        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed)
         return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting)
 
     def nonsense(self, state: PlanState) -> PlanState:

@@ -1,14 +1,15 @@
 """From the replies that are believed to a report for the server loop, through the inner strategy.
 
-An inner strategy that aggregates (FedAvg, FedMedian, Krum) gives w − Δ. One that makes a step of its own (FedAvgM,
-FedAdam, FedAdagrad, FedYogi) gives the stepped weights, and Δ is read from what it remembers, or summed up here.
+An inner strategy that aggregates (FedMedian, Krum) gives w − Δ; Flower's plain mean is made here, where the replies are
+open already, to the same bits. One that makes a step of its own (FedAvgM, FedAdam, FedAdagrad, FedYogi) gives the
+stepped weights, and Δ is read from what it remembers, or summed up here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median_low
 from typing import Any, NamedTuple
 
@@ -17,10 +18,12 @@ from flwr.serverapp.strategy import Strategy
 
 from fedhyper.automatic.ladder import Ladder
 from fedhyper.flower.inner import nesting, stepping
-from fedhyper.flower.losses import Losses, first_number, reported, sq_distances
+from fedhyper.flower.losses import Losses, first_number
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.records.layout import Arrays, Layout, Opened, mean, views
-from fedhyper.flower.records.replies import Expected, NodeReply, Refusal, sift
+from fedhyper.flower.records.fair import alike, mean_sq_norm, weigh
+from fedhyper.flower.records.layout import Arrays, Layout, Opened, views
+from fedhyper.flower.records.replies import Expected, NodeReply, Refusal, sift, strip
+from fedhyper.flower.records.sums import mean
 from fedhyper.flower.wire import GAIN, LOSS, SQ_NORM, USED_LR, VOTE
 from fedhyper.loop import RoundReport
 
@@ -34,9 +37,8 @@ class Aggregate(NamedTuple):
     believed    the replies in it
     rejected    the replies that were refused, and why
     memory      what the inner strategy remembered before this round
-    sound       False: a number in the result is not finite, or an array is missing
     counters    integer arrays: the largest of the clients'
-    came        the inner strategy's result, as it came
+    came        the inner strategy's result, as it came; None: the mean was made here
     metrics     the inner strategy's means of the clients' metrics
     train_loss  the clients' mean training loss, or the loss that schedules read; None: nobody reports one
     unheard     clients were sent rates far apart, and moved as far at a low one as at a high one
@@ -46,7 +48,6 @@ class Aggregate(NamedTuple):
     believed: list[NodeReply]
     rejected: list[Refusal]
     memory: dict[str, Any]
-    sound: bool = True
     counters: Arrays = {}  # noqa: RUF012  never written to
     came: Opened | None = None
     metrics: MetricRecord | None = None
@@ -60,6 +61,8 @@ class Aggregator:
 
     requires        what the plan reads, see ``Plan.requires``
     aggregate_only  the replies are masked: the inner strategy's result is all there is to see
+    own_steps       whether the plan makes steps of Δ that are not Δ itself
+    norm_cap        strongest pull of one reply, in medians of the round; 0: whatever it is
     ladder          how clients try rates out; None: they never do
     """
 
@@ -68,6 +71,8 @@ class Aggregator:
     requires: frozenset[str]
     losses: Losses
     aggregate_only: bool
+    own_steps: bool
+    norm_cap: float
     ladder: Ladder | None = None
 
     @property
@@ -78,33 +83,14 @@ class Aggregator:
         return not hidden
 
     def __call__(
-        self, server_round: int, sent: Opened, messages: list[Message], expected: Expected, roster: Roster
-    ) -> Aggregate:
-        """Everything of one round. ``sent`` is what clients were sent; ``roster`` gives the order of replies.
-
-        Flower's own mean is finite only if every number in it is: its replies are looked into only if it is not, or if
-        not all of them are in it, because clients try rates out.
-        """
-        contents = [message.content if message.has_content() else None for message in messages]
-        if stepping.repeatable(self.strategy) and not self.aggregate_only and not expected.rungs:
-            made = self._once(server_round, sent.arrays, messages, replace(expected, finite=False), roster)
-            if made.sound:
-                return made
-            for message, content in zip(messages, contents, strict=True):
-                if content is not None:
-                    message.content = content
-            stepping.remember(self.strategy, made.memory)
-            stepping.synchronize(self.strategy, sent.record)
-        return self._once(server_round, sent.arrays, messages, expected, roster)
-
-    def _once(
         self, server_round: int, before: Arrays, messages: list[Message], expected: Expected, roster: Roster
     ) -> Aggregate:
+        """Everything of one round. ``before`` is what clients were sent; ``roster`` gives the order of replies."""
         errors = [message for message in messages if message.has_error()]
-        believed, rejected = sift((message for message in messages if not message.has_error()), expected)
+        believed, rejected = sift((message for message in messages if not message.has_error()), expected, before)
         believed = roster.in_order(believed)
         climbers = self._climbers(believed) if expected.climbs else []
-        unheard = not climbers and self._unheard(before, believed, expected.rungs)
+        unheard = not climbers and self._unheard(believed, expected.rungs)
         votes: tuple[tuple[int, float], ...] | None = None
         if climbers:
             believed, votes = climbers, tuple((int(r.metrics[VOTE]), float(r.metrics[GAIN])) for r in climbers)  # type: ignore[arg-type]
@@ -114,18 +100,22 @@ class Aggregator:
         nothing = Aggregate(RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard)
         if not believed:
             return nothing
-        layout = self.layout
-        steps = stepping.steps(self.strategy)
-        looked_into = steps and self.sees_delta
+        layout, believed = self.layout, self._weighed(believed)
+        steps, plain = stepping.steps(self.strategy), stepping.averages(self.strategy) and not self.aggregate_only
+        looked_into = (steps and self.sees_delta) or plain
         readable = looked_into and stepping.readable(self.strategy)
         # all of it now: FedMedian empties the replies it reads
         names = () if not looked_into else layout.statistics if readable else (*layout.trained, *layout.statistics)
         replies, weights = [reply.arrays for reply in believed], [reply.weight for reply in believed]
-        raw = mean(replies, weights, names)
+        # a plan that compares with its own steps makes them of Δ: nobody asks for the mean itself
+        at_once = plain and not steps and self.own_steps
+        raw = mean(replies, weights, layout.statistics if at_once else names)
         counters = {} if self.aggregate_only else layout.largest(replies)
-        sq_norm = self._sq_norm(before, believed)
 
         passed = [reply.message for reply in believed]
+        if not self.aggregate_only:  # of a mean that is made already the strategy still says what came, and the metrics
+            shown, key = () if plain else layout.shapes, expected.weight_key
+            passed = [strip(reply, shown, key, read_only=readable) for reply in believed]
         if not nesting.private(self.strategy):  # they leave a whole round out for one that failed
             passed += errors
         with nesting.noise_for(self.strategy, len(believed)):
@@ -133,27 +123,27 @@ class Aggregator:
         nothing = nothing._replace(metrics=metrics)
         if record is None:  # it gave up, which is nobody's nonsense
             return nothing._replace(report=RoundReport())
-        after = views(record)
-        if not layout.accepts(after):
-            return nothing._replace(report=RoundReport(refused=len(believed) + len(rejected)), sound=False)
+        after = raw if plain else views(record)
+        if not plain and not layout.accepts(after):
+            return nothing._replace(report=RoundReport(refused=len(believed) + len(rejected)))
 
         rows: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
         if self.aggregate_only:
-            rows, weights = [dict(metrics or {})], [1.0]
+            rows = [dict(metrics or {})]
             counters = {name: after[name] for name in layout.counters}
         losses = self.losses.values(rows)
-        if "sq_norm" in self.requires and sq_norm is None:
-            sq_norm = reported(SQ_NORM, rows, weights)
-        if readable:
+        if at_once:
+            delta = mean(replies, weights, layout.trained, before)
+        elif readable:
             delta = {name: stepping.read_back(self.strategy, nothing.memory, name) for name in layout.trained}
         else:
             delta = layout.delta(before, raw if looked_into else after)
-        trained = {name: after[name] for name in layout.trained}
+        trained = None if at_once else {name: after[name] for name in layout.trained}
         statistics = {name: (raw if looked_into else after)[name] for name in layout.statistics}
         report = RoundReport(
             delta=delta,
             losses=losses,
-            sq_norm=sq_norm,
+            sq_norm=self._sq_norm(believed, rows[0]),
             statistics=statistics or None,
             refused=len(rejected),
             votes=votes,
@@ -166,7 +156,7 @@ class Aggregator:
         return nothing._replace(
             report=report,
             counters=counters,
-            came=Opened(record, after),
+            came=None if plain else Opened(record, after),
             train_loss=fmean(known) if train_loss is None and known else train_loss,
         )
 
@@ -203,7 +193,15 @@ class Aggregator:
         )
         return [reply for i, (reply, _) in enumerate(known) if i in tried.used], tried.votes
 
-    def _unheard(self, before: Arrays, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
+    def _weighed(self, believed: list[NodeReply]) -> list[NodeReply]:
+        """The replies with the weights that they may have."""
+        if self.aggregate_only:
+            return believed
+        if nesting.private(self.strategy):
+            return alike(believed, nesting.clipped_to(self.strategy))
+        return weigh(believed, self.norm_cap)
+
+    def _unheard(self, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
         """Whether rates far apart made no difference to how far clients moved, by medians: one client cannot say so."""
         quiet = [reply for reply in believed if reply.node in rungs and USED_LR not in reply.metrics]
         asked = sorted(quiet, key=lambda reply: rungs[reply.node])
@@ -212,15 +210,14 @@ class Aggregator:
         low, high = (median_low([rungs[reply.node] for reply in some]) for some in ends if some) if asked else (0, 0)
         if self.ladder is None or self.ladder.rate(high - low) < _FAR:
             return False
-        moved = [sq_distances(before, [reply.arrays for reply in some], self.layout.trained) for some in ends]
-        return 0 < median_low(moved[1]) < _ALIKE**2 * median_low(moved[0])
+        moved = [median_low([reply.sq_norm for reply in some]) for some in ends]
+        return 0 < moved[1] < _ALIKE**2 * moved[0]
 
-    def _sq_norm(self, before: Arrays, believed: list[NodeReply]) -> float | None:
-        """Σ p_m |Δ_m|², which auto and FedExP read; None where clients report it, or replies are masked."""
+    def _sq_norm(self, believed: list[NodeReply], averaged: Mapping[str, Any]) -> float | None:
+        """Σ p_m |Δ_m|², which FedExP reads; of masked replies what clients report of it on average."""
         if "sq_norm" not in self.requires:
             return math.nan  # nobody reads it, and None would have it measured
-        if self.aggregate_only or all(SQ_NORM in reply.metrics for reply in believed):
-            return None
-        total = sum(reply.weight for reply in believed)
-        distances = sq_distances(before, [reply.arrays for reply in believed], self.layout.trained)
-        return sum(reply.weight / total * squared for reply, squared in zip(believed, distances, strict=True))
+        if not self.aggregate_only:
+            return mean_sq_norm(believed, self.norm_cap)
+        said = first_number(averaged, (SQ_NORM,))
+        return said if said is not None and 0 <= said < math.inf else None

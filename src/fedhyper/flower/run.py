@@ -13,11 +13,12 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.averages import Model
+from fedhyper.flower import last_good
 from fedhyper.flower.aggregate import Aggregate, Aggregator
 from fedhyper.flower.gram import InCoordinates
 from fedhyper.flower.inner import stepping
 from fedhyper.flower.losses import Losses
-from fedhyper.flower.records.layout import Layout, Trainable, views
+from fedhyper.flower.records.layout import Arrays, Layout, Trainable, views
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.plan import Plan
@@ -39,6 +40,7 @@ class Run:
         global_lr: float,
         trainable: Trainable,
         aggregate_only: bool,
+        norm_cap: float,
         loss_key: str | None = None,
     ) -> None:
         self.strategy = strategy
@@ -46,16 +48,30 @@ class Run:
         self.plan, self.client_rule = make_schedule(schedule, local_lr=local_lr, global_lr=global_lr)
         shown: Plan = InCoordinates(self.plan) if self.plan.products_only else self.plan
         self.losses = Losses(loss_key)
+        own_steps = self.plan.compares == "step"
         self.aggregator = Aggregator(
-            strategy, self.layout, self.plan.requires, self.losses, aggregate_only, self.plan.ladder
+            strategy,
+            self.layout,
+            self.plan.requires,
+            self.losses,
+            aggregate_only,
+            own_steps,
+            norm_cap,
+            self.plan.ladder,
         )
         self.loop = ServerLoop(shown, stepping.optimizer(strategy, seen=self.aggregator.sees_delta))
+        self._undoable = own_steps and self.loop.optimizer is None  # the last step is held, and is what was subtracted
         model = self.layout.model(views(arrays))
         self.state: LoopState = self.loop.init(model.weights, model.statistics)
         self.offset = 0  # rounds that an earlier life of this run has done: Flower counts from 1 in each
         self._mean: tuple[Model, ArrayRecord] | None = None
         stepping.remember(strategy, {})
         self.send(arrays)
+
+    def replace(self, record: ArrayRecord) -> None:
+        """Send other arrays next than those this run arrived at."""
+        self.state = last_good.unfold(self.state)
+        self.send(record)
 
     def send(self, record: ArrayRecord) -> None:
         """Take these for the arrays that are sent next."""
@@ -77,6 +93,11 @@ class Run:
             self._mean = mean, record
         return self._mean[1]
 
+    @property
+    def sent(self) -> Arrays:
+        """What clients of this round begin with; counters, which have no length, left out."""
+        return {**self.state.now.weights, **(self.state.now.statistics or {})}
+
     def evaluating(self, evaluate_fn: EvaluateFn | None, tell: Tell) -> EvaluateFn | None:
         """The app's ``evaluate_fn``, on the weights that are kept, by the true round; ``tell`` hears what it finds."""
         if evaluate_fn is None:
@@ -97,6 +118,7 @@ class Run:
         """Let the server loop act on a round. The inner strategy's memory goes back with the weights, or is lost."""
         with np.errstate(over="ignore", invalid="ignore"):
             state, decision = self.loop.update(self.state, made.report)
+        state = last_good.carried(state, self.state)
         record = None
         if decision.action != "idle":
             counters = made.counters if decision.action == "step" else self.counters
@@ -104,6 +126,9 @@ class Run:
             if record is None:  # finite, but not in the model's own type
                 refused = len(made.believed) + len(made.rejected)
                 state, decision = self.loop.update(self.state, RoundReport(refused=refused))
+                state = last_good.carried(state, self.state)
+        if self._undoable and decision.action == "step" and decision.global_lr == 1:
+            state = last_good.fold(state, self.state)
         self.state = state
         if record is not None:
             self.send(record)

@@ -4,14 +4,15 @@ while the clients train. The next round waits for it, so that no state is held l
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from fedhyper.errors import CheckpointRefused
+from fedhyper.flower import last_good
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.records.layout import Arrays, views
 from fedhyper.flower.run import Run
@@ -19,6 +20,7 @@ from fedhyper.loop import LoopState
 from fedhyper.storage import checkpoint
 from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord
+from fedhyper.storage.restoring import check_state
 
 _KIND = "flower"
 
@@ -90,9 +92,10 @@ class Saver:
                 raise CheckpointRefused(f"{path}: {key} was {_short(theirs.get(key))} and now is {_short(value)}")
         try:
             state: LoopState = from_plain(values["loop"], tensors, run.state)
-            rates = (state.plan.global_lr, state.plan.local_lr)
-            if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-                raise ValueError(f"the rates are {rates}")
+            like = run.state
+            if last_good.is_folded(state) and isinstance(state.before, dict):
+                like = like._replace(good=like.good._replace(weights=0.0))
+            check_state(state, _by_now(like, state, run.layout.trained))
             counters: Arrays = from_plain(values["counters"], tensors)
             record = run.layout.packed(state.now, counters)
             if record is None:
@@ -111,11 +114,29 @@ class Saver:
         layout = run.layout
         return {
             "seed": self.seed,
+            "norm_cap": run.aggregator.norm_cap,
             "schedule": repr((run.plan, run.client_rule)),
             "strategy": "/".join(type(one).__name__ for one in nesting.chain(run.strategy)),
             "arrays": {name: [str(layout.dtypes[name]), *shape] for name, shape in layout.shapes.items()},
             "trained": list(layout.trained),
         }
+
+
+def _by_now(like: Any, value: Any, names: Sequence[str]) -> Any:
+    """``like``, a state before its first round, in the form that ``value`` may have: what was the number 0 is a vector
+    in named pieces, or in coordinates, and an array may have become wider than the model's."""
+    if hasattr(like, "_fields") and type(value) is type(like):
+        return type(like)(*(_by_now(a, b, names) for a, b in zip(like, value, strict=True)))
+    if isinstance(like, tuple) and isinstance(value, tuple) and len(like) == len(value):
+        return tuple(_by_now(a, b, names) for a, b in zip(like, value, strict=True))
+    if isinstance(like, dict) and isinstance(value, dict):
+        return {name: _by_now(array, value.get(name), names) for name, array in like.items()}
+    if isinstance(like, float) and isinstance(value, dict):
+        return dict.fromkeys(names, 0.0)
+    if isinstance(like, float) and isinstance(value, list):
+        return [0.0, 0.0]
+    wider = hasattr(like, "dtype") and hasattr(value, "dtype") and value.dtype != like.dtype
+    return 0.0 if wider and value.shape == like.shape else like
 
 
 def _short(value: Any) -> str:

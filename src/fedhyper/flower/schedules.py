@@ -72,12 +72,12 @@ def _by_name(name: str, local_lr: float, global_lr: float) -> Rules:
     return tuple(rules[part] for part in name.split("+") if part != "constant")
 
 
-def check_settings(send_delta: str, weight_cap: float | None, checkpoint_every: int) -> None:
+def check_settings(send_delta: str, norm_cap: float, checkpoint_every: int) -> None:
     """UserError for a setting of the strategy that cannot be."""
     if send_delta not in ("full", "half", "cached"):
         raise UserError(f"send_delta must be one of full, half, cached, got {send_delta!r}")
-    if weight_cap is not None and not weight_cap >= 1:
-        raise UserError(f"weight_cap is a factor of the median weight and must be at least 1, got {weight_cap!r}")
+    if not 0 <= norm_cap <= 1e6:
+        raise UserError(f"norm_cap is a number of medians from 0 (off) to 1e6, got {norm_cap!r}")
     if checkpoint_every < 1:
         raise UserError(f"checkpoint_every is a number of rounds and must be at least 1, got {checkpoint_every!r}")
 

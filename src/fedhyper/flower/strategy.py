@@ -21,16 +21,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhyper.errors import TrainingStopped, UserError
+from fedhyper.flower import last_good
 from fedhyper.flower.gram import lengths
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.nodes import Roster
 from fedhyper.flower.outgoing import UNHEARD, attach_rule, put_back, rate_entries, rates_used, spread_rates, too_few
-from fedhyper.flower.records.layout import Layout, Opened, Trainable
+from fedhyper.flower.records.layout import Layout, Trainable
 from fedhyper.flower.records.replies import Expected, Refusal, sift_evaluation
 from fedhyper.flower.run import EvaluateFn, Run
 from fedhyper.flower.run_log import OnRound, RunLog, complain, complain_of_evaluation, shown
 from fedhyper.flower.saving import Saver
 from fedhyper.flower.schedules import Schedule, check_settings, described, make_schedule
+from fedhyper.guard import NORM_CAP
 from fedhyper.loop import LoopState
 from fedhyper.storage.record import RoundRecord
 
@@ -59,8 +61,8 @@ class FedHyper(Strategy):
     on_round        called with the record of each round once it is complete, evaluation and all; None: nobody
     send_delta      how CL's clients learn the last aggregate: "full" (a second model down), "half" (as float16, half
                     of that), "cached" (nothing: they keep the weights of the last round)
-    weight_cap      at least 1: no reply counts more than this × the median weight; higher trusts clients more; None: as
-                    claimed
+    norm_cap        strongest pull (weight × length of the update) of one reply, in medians of the round, and with it a
+                    weight of at most ten medians; raising it cuts less, 0 cuts nothing
     aggregate_only  the replies are masked (secure aggregation): only the inner strategy's result is looked at
     patience        rounds in a row without a usable reply after which the run stops; higher waits longer
     """
@@ -83,15 +85,15 @@ class FedHyper(Strategy):
         run_dir: Path | str | None = None,
         on_round: OnRound | None = None,
         send_delta: Literal["full", "half", "cached"] = "full",
-        weight_cap: float | None = None,
+        norm_cap: float = NORM_CAP,
         aggregate_only: bool = False,
         patience: int = 5,
     ) -> None:
-        check_settings(send_delta, weight_cap, checkpoint_every)
+        check_settings(send_delta, norm_cap, checkpoint_every)
         make_schedule(schedule, local_lr=local_lr or 0.01, global_lr=global_lr)  # refuse bad settings before a run
         self.strategy, self.schedule, self.seed = strategy, schedule, seed
         self.local_lr, self.global_lr, self.lr_key, self.loss_key = local_lr, global_lr, lr_key, loss_key
-        self.nodes, self.wait, self.trainable, self.weight_cap = nodes, wait, trainable, weight_cap
+        self.nodes, self.wait, self.trainable, self.norm_cap = nodes, wait, trainable, norm_cap
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
         self.checkpoint_every, self.on_round = checkpoint_every, on_round
         self.run_dir = Path(run_dir) if run_dir is not None else None
@@ -120,7 +122,7 @@ class FedHyper(Strategy):
     @property
     def state(self) -> LoopState:
         """The server loop's state; known from the first round on."""
-        return self._run.state
+        return last_good.unfold(self._run.state)
 
     @property
     def layout(self) -> Layout:
@@ -145,6 +147,7 @@ class FedHyper(Strategy):
             global_lr=self.global_lr,
             trainable=self.trainable,
             aggregate_only=self.aggregate_only,
+            norm_cap=self.norm_cap,
             loss_key=self.loss_key,
         )
         self._roster, self._records = Roster(self.nodes, self.wait), RunLog(self.run_dir, self.on_round)
@@ -170,7 +173,7 @@ class FedHyper(Strategy):
         run = self._current or self._begin(arrays, config)
         self._records.tell()
         if arrays is not run.record and arrays is not self._given:  # whoever runs the rounds has the last word
-            run.send(arrays)
+            run.replace(arrays)
         stepping.synchronize(self.strategy, run.record)
         entries, config, rate = rate_entries(config, self.lr_key), config.copy(), float(run.state.local_lr)
         config.update(dict.fromkeys(entries, rate))
@@ -205,9 +208,7 @@ class FedHyper(Strategy):
     def _expected(self, server_round: int, hook: str) -> Expected:
         layout = None if self.aggregate_only else self._run.layout
         key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
-        return Expected(
-            server_round, layout, self._asked, key, self.weight_cap, free=free, rungs=self._rungs, climbs=self._climbs
-        )
+        return Expected(server_round, layout, self._asked, key, free=free, rungs=self._rungs, climbs=self._climbs)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -218,7 +219,7 @@ class FedHyper(Strategy):
         self._records.answered(messages)
         server_round += run.offset
         expected, before = self._expected(server_round, "aggregate_train"), run.state
-        made = run.aggregator(server_round, Opened(run.record, before.now.weights), messages, expected, self._roster)
+        made = run.aggregator(server_round, run.sent, messages, expected, self._roster)
         decision = run.decide(made)
         self.rejected = made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires

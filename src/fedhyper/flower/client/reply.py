@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 from fedhyper.flower import wire
 from fedhyper.flower.client.optimizer import train_config
-from fedhyper.flower.losses import sq_distance
 from fedhyper.flower.records.layout import views
+from fedhyper.flower.records.sums import sq_distance
 
 if TYPE_CHECKING:
     from torch import nn

@@ -23,9 +23,9 @@ from fedhyper.automatic.ladder import TRIED, Ladder
 from fedhyper.flower import wire
 from fedhyper.flower.client.optimizer import local_lr, train_config
 from fedhyper.flower.client.watch import watching
-from fedhyper.flower.losses import sq_distance
 from fedhyper.flower.records.batchnorm import statistics
 from fedhyper.flower.records.layout import views
+from fedhyper.flower.records.sums import sq_distance
 
 Call = Callable[[Message, Context], Message]
 

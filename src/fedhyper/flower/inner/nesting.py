@@ -7,6 +7,7 @@ it already. In the other order a step's momentum would let out each update again
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ _PRIVATE = (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
 )
+_TRUSTING = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
 _HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
 _OWN = "fedhyper_own"  # on a hook that stands in for a strategy's own: that one
 
@@ -61,6 +63,11 @@ def of_the_apps_own(strategy: Strategy, hook: str) -> bool:
 def private(strategy: Strategy) -> list[Any]:
     """Flower's differential privacy strategies among them."""
     return [one for one in chain(strategy) if isinstance(one, _PRIVATE)]
+
+
+def clipped_to(strategy: Strategy) -> float:
+    """The length that clients themselves have to clip their updates to, by what a strategy among them says."""
+    return min((one.clipping_norm for one in private(strategy) if isinstance(one, _TRUSTING)), default=math.inf)
 
 
 @contextmanager

@@ -38,14 +38,13 @@ def steps(strategy: Strategy) -> bool:
     return isinstance(inner, _STEPPING)
 
 
-def repeatable(strategy: Strategy) -> bool:
-    """Whether aggregating is Flower's own weighted mean, or its own step of that mean, and may be done over again.
-
-    A mean is finite only if every number in it is: looking at the result then looks at all replies.
-    """
+def averages(strategy: Strategy) -> bool:
+    """Whether aggregating is Flower's own weighted mean of the arrays and nothing else, with no code of an app's own
+    in it that may look at them: then whoever has the replies open already may make the mean."""
     function = getattr(strategy, "train_metrics_aggr_fn", None)
-    ours = getattr(function, "__module__", "").startswith("flwr.") and innermost(strategy) is strategy
-    return ours and (type(strategy).aggregate_train is FedAvg.aggregate_train or readable(strategy))
+    hooks = ("aggregate_train", "_check_and_log_replies")
+    own = any(getattr(type(strategy), hook, None) is not getattr(FedAvg, hook, None) for hook in hooks)
+    return not own and getattr(function, "__module__", "").startswith("flwr.")
 
 
 def readable(strategy: Strategy) -> bool:

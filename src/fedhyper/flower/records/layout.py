@@ -54,6 +54,21 @@ def _header(beginning: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
     return shape, fortran, dtype, file.tell()
 
 
+class OpenArray(Array):
+    """An ``Array`` that is read and never written to: its ``numpy()`` is a view, and not a copy."""
+
+    @classmethod
+    def of(cls, array: Array) -> OpenArray:
+        """The same array, by the same bytes."""
+        new = cls.__new__(cls)
+        new.__dict__.update(array.__dict__)
+        return new
+
+    def numpy(self) -> NDArray[Any]:
+        """A read-only look at it."""
+        return view(self)
+
+
 def pack(array: NDArray[Any]) -> Array:
     """``Array(array)`` with one copy instead of three."""
     array = np.asarray(array, order="C")
@@ -206,17 +221,3 @@ def _cast(name: str, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if not fits:
         raise ValueError(f"array {name!r} is {array.dtype}, and its numbers do not fit into {dtype}")
     return cast
-
-
-def mean(replies: list[Arrays], weights: list[float], names: Iterable[str]) -> Arrays:
-    """Σ p_m x_m with p_m = weight / Σ weights, in the replies' order and their type, as Flower's FedAvg sums."""
-    total = sum(weights)
-    averaged: Arrays = {}
-    for name in names:
-        out = replies[0][name] * (weights[0] / total)
-        term = np.empty_like(out)
-        for arrays, weight in zip(replies[1:], weights[1:], strict=True):
-            np.multiply(arrays[name], weight / total, out=term)
-            out += term
-        averaged[name] = out
-    return averaged

@@ -5,15 +5,16 @@ Everything a client says is untrusted: keys, shapes, types, numbers, its weight,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import NamedTuple, cast
 
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedhyper.flower.records.layout import Arrays, Layout, finite, pack, views
+from fedhyper.flower.records.layout import Arrays, Layout, OpenArray, finite, pack, views
+from fedhyper.flower.records.sums import sq_distances
 from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
 
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
@@ -24,10 +25,13 @@ Signature = tuple[tuple[str, int], ...]
 
 
 class NodeReply(NamedTuple):
-    """One reply that passed. ``metrics`` has ours too; the message's content no longer has.
+    """One reply that passed. ``metrics`` has ours too.
 
-    key     the name of the model's record in it
-    arrays  the model's, in its own types
+    weight    what it claims, then what it may weigh
+    key       the name of the model's record in it
+    arrays    the model's, in its own types
+    sq_norm   |Δ_m|², of the trained arrays; NaN: masked
+    sq_drift  the same of the other floats, such as BatchNorm's statistics
     """
 
     message: Message
@@ -36,6 +40,8 @@ class NodeReply(NamedTuple):
     key: str
     arrays: Arrays
     metrics: dict[str, Metric]
+    sq_norm: float = math.nan
+    sq_drift: float = 0.0
 
 
 class Refusal(NamedTuple):
@@ -56,32 +62,29 @@ class Expected:
     layout: Layout | None
     asked: Collection[int]
     weight_key: str
-    weight_cap: float | None = None
-    finite: bool = True  # look at every number
     free: bool = False
     rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
     climbs: bool = False  # clients that can were asked to try several
 
 
-def sift(replies: Iterable[Message], expected: Expected) -> tuple[list[NodeReply], list[Refusal]]:
-    """The replies to believe and those refused. Contents of the former are put into the one form strategies expect."""
-    agreeing, refused = _agreeing(replies, expected, arrays=True)
-    if expected.weight_cap is not None and agreeing:
-        limit = expected.weight_cap * median(reply.weight for reply in agreeing)
-        agreeing = [reply._replace(weight=min(reply.weight, limit)) for reply in agreeing]
+def sift(replies: Iterable[Message], expected: Expected, before: Arrays) -> tuple[list[NodeReply], list[Refusal]]:
+    """The replies to believe, each with how far it moved from ``before``, and those refused."""
+    kept, refused = _readable(replies, expected, arrays=True)
     if expected.layout is not None:
-        for reply in agreeing:
-            _strip(reply, expected.layout, expected.weight_key)
-    return agreeing, refused
+        kept, endless = _measured(kept, before, expected.layout)
+        refused += endless
+    agreeing, odd = _agreeing(kept)
+    return agreeing, refused + odd
 
 
 def sift_evaluation(replies: Iterable[Message], expected: Expected) -> tuple[list[Message], list[Refusal]]:
     """The same for what clients found when they evaluated: one bad reply would end the run."""
-    agreeing, refused = _agreeing(replies, expected, arrays=False)
-    return [reply.message for reply in agreeing], refused
+    kept, refused = _readable(replies, expected, arrays=False)
+    agreeing, odd = _agreeing(kept)
+    return [reply.message for reply in agreeing], refused + odd
 
 
-def _agreeing(replies: Iterable[Message], expected: Expected, *, arrays: bool) -> tuple[list[NodeReply], list[Refusal]]:
+def _readable(replies: Iterable[Message], expected: Expected, *, arrays: bool) -> tuple[list[NodeReply], list[Refusal]]:
     kept: dict[int, NodeReply] = {}
     refused: list[Refusal] = []
     for message in replies:
@@ -92,10 +95,29 @@ def _agreeing(replies: Iterable[Message], expected: Expected, *, arrays: bool) -
             kept[node] = _read(message, expected, arrays=arrays)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             refused.append(Refusal(node, one_line(str(error))))
-    signature = _majority([_signature(reply) for reply in kept.values()])
-    odd = [reply.node for reply in kept.values() if _signature(reply) != signature]
-    refused += [Refusal(node, "its metrics are not those the other clients send") for node in odd]
-    return [reply for reply in kept.values() if _signature(reply) == signature], refused
+    return list(kept.values()), refused
+
+
+def _measured(replies: Sequence[NodeReply], before: Arrays, layout: Layout) -> tuple[list[NodeReply], list[Refusal]]:
+    """How far each moved, which also proves that every number is finite: one look for both."""
+    arrays = [reply.arrays for reply in replies]
+    lengths, drifts = (sq_distances(before, arrays, names) for names in (layout.trained, layout.statistics))
+    kept, refused = [], []
+    for reply, sq_norm, sq_drift in zip(replies, lengths, drifts, strict=True):
+        if math.isfinite(sq_norm + sq_drift):
+            kept.append(reply._replace(sq_norm=sq_norm, sq_drift=sq_drift))
+            continue
+        bad = next((name for name, array in reply.arrays.items() if not finite(array)), None)
+        endless = "an update too long to be measured" if bad is None else f"non-finite numbers in array {bad!r}"
+        refused.append(Refusal(reply.node, endless))
+    return kept, refused
+
+
+def _agreeing(replies: Sequence[NodeReply]) -> tuple[list[NodeReply], list[Refusal]]:
+    signature = _majority([_signature(reply) for reply in replies])
+    odd = [reply.node for reply in replies if _signature(reply) != signature]
+    refused = [Refusal(node, "its metrics are not those the other clients send") for node in odd]
+    return [reply for reply in replies if _signature(reply) == signature], refused
 
 
 def _read(message: Message, expected: Expected, *, arrays: bool) -> NodeReply:
@@ -113,11 +135,7 @@ def _read(message: Message, expected: Expected, *, arrays: bool) -> NodeReply:
     if expected.layout is None or not arrays:
         return NodeReply(message, node, weight, "", {}, metrics)
     key, record = _model(message.content, expected.layout, free=expected.free)
-    fitted = expected.layout.fit(views(record))
-    for name, array in fitted.items():
-        if expected.finite and not finite(array):
-            raise ValueError(f"non-finite numbers in array {name!r}")
-    return NodeReply(message, node, weight, key, fitted, metrics)
+    return NodeReply(message, node, weight, key, expected.layout.fit(views(record)), metrics)
 
 
 def _model(content: RecordDict, layout: Layout, *, free: bool) -> tuple[str, ArrayRecord]:
@@ -166,19 +184,25 @@ def _majority(signatures: list[Signature]) -> Signature | None:
     return min(counts, key=lambda signature: (-counts[signature], signature), default=None)
 
 
-def _strip(reply: NodeReply, layout: Layout, weight_key: str) -> None:
-    """Only the app's own; the model's arrays in the model's own order (two strategies of Flower pair by position)."""
+def strip(reply: NodeReply, names: Iterable[str], weight_key: str, *, read_only: bool) -> Message:
+    """The message in the one form that strategies expect: only the app's own metrics, the weight that the reply may
+    have, and the model's arrays of these names in their order (two strategies of Flower pair by position).
+
+    read_only  whether whoever gets it writes to no array, and may be shown the bytes that came
+    """
     content = RecordDict()
     for key, record in without_ours(reply.message.content).items():
         if key == reply.key:
             came = cast(ArrayRecord, record)
-            content[key] = ArrayRecord({name: _as_it_came(came, name, reply.arrays) for name in layout.shapes})
+            arrays = {name: _as_it_came(came, name, reply.arrays) for name in names}
+            content[key] = ArrayRecord({name: OpenArray.of(a) for name, a in arrays.items()} if read_only else arrays)
         elif isinstance(record, MetricRecord):
-            capped = {weight_key: reply.weight} if weight_key in record else {}
-            content[key] = MetricRecord(without_ours(record) | capped)
+            weight = {weight_key: reply.weight} if weight_key in record else {}
+            content[key] = MetricRecord(without_ours(record) | weight)
         else:
             content[key] = record
     reply.message.content = content
+    return reply.message
 
 
 def _as_it_came(record: ArrayRecord, name: str, arrays: Arrays) -> Array:

@@ -10,7 +10,7 @@ from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.stored import StoredRun
 
 MAX_POINTS = 150  # a line is about 700 pixels wide
-_BANDED = ("accuracy", "test_loss", "train_loss", "global_lr", "local_lr", "hypergrad", "cosine")
+_BANDED = ("accuracy", "test_loss", "train_loss", "global_lr", "local_lr", "hypergrad", "cosine", "epsilon")
 
 
 def curve_rows(series: Sequence[Series]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedhyper.lab.results.comparing import fedavg_groups, same_problem
 from fedhyper.lab.results.groups import Group
-from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.metrics import Stat, number, quantile
 from fedhyper.lab.results.parts import MAX_PARTS, Part
 from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.tables import spread
@@ -24,9 +24,8 @@ def headline(groups: Sequence[Group], series: Sequence[Series]) -> tuple[str, st
         )
     if any(one.over == "settings" for one in series):
         return _sweep(series)
-    if len(groups) == 1:
-        return _alone(groups[0])
-    return _comparison(groups)
+    title, why = _alone(groups[0]) if len(groups) == 1 else _comparison(groups)
+    return title, why + _private(groups)
 
 
 def apart(parts: Sequence[Part]) -> tuple[str, str]:
@@ -48,6 +47,19 @@ def _alone(group: Group) -> tuple[str, str]:
         title,
         "Mean and standard deviation over seeds." if accuracy.std is not None else "One seed: no spread known.",
     )
+
+
+def _private(groups: Sequence[Group]) -> str:
+    """What private runs spent, the most that a seed of each did; nothing where none is private."""
+    spent = {}
+    for group in groups:
+        told = [r["epsilon"] for run in group.runs for r in run.rounds if r.get("epsilon") is not None]
+        if told:
+            delta = number(group.settings.get("privacy.delta"))
+            spent[group.label] = f"ε = {max(told):.3g}" + (f" at δ = {delta:g}" if delta is not None else "")
+    if len(groups) == 1:
+        return "".join(f" Private: {words}." for words in spent.values())
+    return f" Private: {'; '.join(f'{label} {words}' for label, words in spent.items())}." if spent else ""
 
 
 def _comparison(groups: Sequence[Group]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from fedhyper.lab.results.metrics import number
 _NUMBERS = frozenset(
     (
         *("round", "global_lr", "local_lr", "local_lr_min", "local_lr_max", "hypergrad", "cosine", "update_norm"),
-        *("train_loss", "test_loss", "accuracy", "validation_accuracy"),
+        *("train_loss", "test_loss", "accuracy", "validation_accuracy", "epsilon"),
         *("seconds_train", "seconds_aggregate", "seconds_evaluate"),
         *("bytes_up", "bytes_down", "clients_used", "clients_rejected", "start_trials"),
     )

@@ -75,9 +75,15 @@ def _heavy(factor: float) -> Attack:
     return lambda reply, known: reply._replace(delta=reply.delta * factor, examples=2**53)
 
 
-def _loss(value: float) -> Attack:
+def _loss(lie: Callable[[float], float], until: float = math.inf) -> Attack:
     """Honest for five rounds, so that it is believed when it begins to lie."""
-    return lambda reply, known: reply if known.round < 6 else reply._replace(first_loss=value, mean_loss=value)
+
+    def attack(reply: Reply, known: Known) -> Reply:
+        if not 6 <= known.round <= until:
+            return reply
+        return reply._replace(first_loss=lie(reply.first_loss), mean_loss=lie(reply.mean_loss))
+
+    return attack
 
 
 def _noise(reply: Reply, known: Known) -> Reply:
@@ -108,9 +114,12 @@ ATTACKS: dict[str, Attack] = {
     "weight 2⁵³": _heavy(1.0),
     "weight 2⁵³, turned": _heavy(-1.0),
     "weight 2⁵³, silent": _heavy(0.0),
-    "loss 1e9": _loss(1e9),
-    "loss −1e9": _loss(-1e9),
-    "loss NaN": _loss(math.nan),
+    "loss 1e9": _loss(lambda _: 1e9),
+    "loss −1e9": _loss(lambda _: -1e9),
+    "loss −1e9 once": _loss(lambda _: -1e9, until=6),
+    "loss NaN": _loss(lambda _: math.nan),
+    "loss ×3": _loss(lambda loss: 3 * loss),
+    "loss 10 for 15 rounds": _loss(lambda _: 10.0, until=20),
     "votes high": _votes_high,
     "votes low": _votes_low,
 }

@@ -23,7 +23,7 @@ class _Line:
     log: bool = False
 
 
-_AXES = {"round": "round", "seconds": "seconds", "megabytes": "MB sent and received"}
+_AXES = {"round": "round", "seconds": "seconds", "megabytes": "MB sent and received", "epsilon": "ε spent"}
 _LINES = (
     _Line("Accuracy", "accuracy", "round", "Test accuracy by round", "test accuracy", percent=True),
     _Line("Accuracy", "accuracy", "seconds", "Test accuracy by time", "test accuracy", percent=True),
@@ -36,10 +36,13 @@ _LINES = (
     _Line("Learning rates", "local_lr", "round", "Local rate", "local_lr", log=True),
     _Line("Learning rates", "cosine", "round", "Cosine of successive updates", "cosine"),
     _Line("Learning rates", "hypergrad", "round", "Hypergradient", "hypergradient"),
+    _Line("Privacy", "epsilon", "round", "ε spent by round", "ε"),
+    _Line("Privacy", "accuracy", "epsilon", "Test accuracy by ε", "test accuracy", percent=True),
 )
 _CAPTIONS = {
     "cosine": "Of a round's mean update and the one before: above zero it went on that way, below it turned back.",
     "hypergrad": "What moves the rate: above zero it is raised, below lowered, as far as its limits allow.",
+    "epsilon": "What one client's part in the run may have told so far; lower is more private.",
 }
 
 

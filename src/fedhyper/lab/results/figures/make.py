@@ -35,5 +35,6 @@ def make_figures(groups: Sequence[Group], series: Sequence[Series], *, legend: b
     found += client_figure(series)
     found += guard_figure(series)
     found += partition_figure(groups)
-    order = ["Robustness", "Accuracy", "Rounds to target", "Learning rates", "Loss", "Clients", "Guard", "Data"]
+    order = ["Robustness", "Accuracy", "Rounds to target", "Learning rates", "Loss", "Privacy", "Clients"]
+    order += ["Guard", "Data"]
     return sorted(found, key=lambda figure: order.index(figure.section))

@@ -1,0 +1,47 @@
+"""What a reply may weigh in the mean: no client, whatever it sends, moves a run by more than its share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedhyper.flower.records.replies import NodeReply
+from fedhyper.guard import bounded, fair_weights
+
+_ROUNDED = 1.01  # a client that clips to a length is beyond it by what its numbers are rounded by
+
+
+def weigh(replies: Sequence[NodeReply], norm_cap: float) -> list[NodeReply]:
+    """The replies, each with the weight ``guard.fair_weights`` leaves it; ``norm_cap`` 0: as they claim.
+
+    A reply has one weight for all its arrays. So one whose statistics (BatchNorm's) lie far off, which no training step
+    of the others would notice, loses as much as one whose update does.
+    """
+    if not norm_cap or not replies:
+        return list(replies)
+    claimed = [reply.weight for reply in replies]
+    moved = fair_weights(claimed, [math.sqrt(reply.sq_norm) for reply in replies], norm_cap)
+    drifted = fair_weights(claimed, [math.sqrt(reply.sq_drift) for reply in replies], norm_cap)
+    # the claim first: as it came, an int, where it may stand
+    return [reply._replace(weight=min(reply.weight, *two)) for reply, *two in zip(replies, moved, drifted, strict=True)]
+
+
+def alike(replies: Sequence[NodeReply], longest: float) -> list[NodeReply]:
+    """The replies with the weight 1 each, less for one that moved further than ``longest``.
+
+    Noise is made for a mean in which all weigh alike and none moved further than it was clipped to. Medians of the
+    round must not decide there: they would let one client's data change what the others weigh.
+    """
+    return [reply._replace(weight=_share(math.sqrt(reply.sq_norm), longest)) for reply in replies]
+
+
+def _share(length: float, longest: float) -> float:
+    return longest / length if length > _ROUNDED * longest else 1.0
+
+
+def mean_sq_norm(replies: Sequence[NodeReply], norm_cap: float) -> float:
+    """Σ p_m |Δ_m|², each of them at most norm_cap² medians (FedExP reads it)."""
+    squares = [reply.sq_norm for reply in replies]
+    counted = bounded(squares, norm_cap**2) if norm_cap else squares
+    total = sum(reply.weight for reply in replies)
+    return sum(reply.weight / total * square for reply, square in zip(replies, counted, strict=True))

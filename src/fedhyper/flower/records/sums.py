@@ -1,0 +1,86 @@
+"""Sums over all the replies of a round, block by block: what is read stays in the cache while it is used.
+
+Flower decodes a copy of every reply and multiplies it into another; on views, in blocks, the same mean has the same
+bits in a third of the time, which is more than measuring how far each client moved costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fedhyper.flower.records.layout import Arrays
+
+_CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads
+_STRETCH = 262_144  # of 65,536 to 262,144 numbers the longest is the fastest, by a fifth
+
+
+def mean(
+    replies: Sequence[Arrays], weights: Sequence[float], names: Iterable[str], before: Arrays | None = None
+) -> Arrays:
+    """Σ p_m x_m with p_m = weight / Σ weights, in the replies' order and their type: the bits of Flower's FedAvg.
+
+    With ``before``, before − Σ p_m x_m instead, in float32 or wider: a model less to allocate, and to read.
+    """
+    whole = sum(weights)
+    shares = [weight / whole for weight in weights]
+    averaged: Arrays = {}
+    for name in names:
+        first, *others = [arrays[name].reshape(-1) for arrays in replies]
+        out = np.empty(first.size, first.dtype if before is None else np.result_type(np.float32, first))
+        term, total = (np.empty(min(_STRETCH, first.size), first.dtype) for _ in "ab")
+        for start in range(0, first.size, _STRETCH):
+            result = out[start : start + _STRETCH]
+            piece = result if out.dtype == first.dtype else total[: result.size]
+            np.multiply(first[start : start + _STRETCH], shares[0], out=piece)
+            for other, share in zip(others, shares[1:], strict=True):
+                piece += np.multiply(other[start : start + _STRETCH], share, out=term[: piece.size])
+            if before is not None:
+                np.subtract(before[name].reshape(-1)[start : start + _STRETCH], piece, out=result)
+        averaged[name] = out.reshape(replies[0][name].shape)
+    return averaged
+
+
+def sq_distance(a: Arrays, b: Arrays, names: Iterable[str]) -> float:
+    """|a − b|² over the arrays of these names."""
+    wide, total = np.empty(_CHUNK), 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name in names:
+            left, right = a[name].reshape(-1), b[name].reshape(-1)
+            narrow = np.empty(_CHUNK, np.result_type(left, right))
+            for start in range(0, left.size, _CHUNK):
+                piece = left[start : start + _CHUNK]
+                out = np.subtract(piece, right[start : start + _CHUNK], out=narrow[: piece.size])
+                square = wide[: piece.size]
+                square[...] = out
+                total += float(square.dot(square))
+    return total
+
+
+def sq_distances(a: Arrays, others: Sequence[Arrays], names: Sequence[str]) -> list[float]:
+    """``sq_distance`` to each of ``others``, reading ``a`` once: a stretch of it stays in the cache.
+
+    Squares and sums of 256 of them in the arrays' own type, where that neither overflows nor vanishes; the rest in
+    float64. No BLAS, hence no threads.
+    """
+    totals = [0.0] * len(others)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name in names:
+            left, rights = a[name].reshape(-1), [b[name].reshape(-1) for b in others]
+            work = np.empty(_STRETCH, np.result_type(left, np.float32))
+            for start in range(0, left.size, _STRETCH):
+                piece = left[start : start + _STRETCH]
+                out = work[: piece.size]
+                rows = out[: piece.size // 256 * 256].reshape(-1, 256)
+                rest = out[rows.size :]
+                for i, right in enumerate(rights):
+                    np.subtract(piece, right[start : start + _STRETCH], out=out)
+                    totals[i] += float(np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64))
+                    totals[i] += float(np.einsum("i,i->", rest, rest))
+    size = sum(a[name].size for name in names)
+    return [
+        total if size * 1e-31 < total < math.inf else sq_distance(a, b, names)
+        for total, b in zip(totals, others, strict=True)
+    ]
