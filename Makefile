@@ -75,14 +75,15 @@ test-engines: $(ENGINES)/nvflare/.ready $(ENGINES)/pfl/.ready $(ENGINES)/tracker
 	  $(ENGINES)/$$engine/bin/python -m pytest tests/engines/test_$$engine.py -m engines -o filterwarnings=default \
 	  || exit 1; done
 
-# The site, from the package registry alone; a warning is an error, so a link that leads nowhere ends it
+# The site, from the package registry alone; a warning is an error, so a link that leads nowhere ends it. -E: all of it,
+# for a page that was read before does not warn again.
 $(ENGINES)/docs/.ready: pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)/docs
 	$(ENGINES)/docs/bin/pip install -q --disable-pip-version-check '.[docs]'
 	@touch $@
 
 docs: $(ENGINES)/docs/.ready
-	$(ENGINES)/docs/bin/sphinx-build -q -W --keep-going -b html docs build/site
+	$(ENGINES)/docs/bin/sphinx-build -q -E -W --keep-going -b html docs build/site
 	@echo "build/site/index.html"
 
 # Every extra in an environment of its own, from the package index, with and without constraints.txt; a table at the end.

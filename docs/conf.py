@@ -34,7 +34,8 @@ def _inside(app: Any, name: str, source: list[str]) -> None:
         target = (here / match["path"]).resolve()
         if target.is_relative_to(app.srcdir) and (target.suffix in _PAGES or not target.exists()):
             return match[0]
-        return f"{match['text']} (`{target.relative_to(ROOT)}`)"
+        path = str(target.relative_to(ROOT))
+        return f"`{path}`" if match["text"].strip("`") in path else f"{match['text']} (`{path}`)"
 
     source[0] = _OUTSIDE.sub(plain, source[0])
 

@@ -91,6 +91,16 @@ def _output(script: str, cwd: Path) -> str:
     return done.stdout
 
 
+def test_every_page_can_be_reached_from_the_sites_index() -> None:
+    """make docs would say so, too, but is not part of make test."""
+    docs = ROOT / "docs"
+    named = re.findall(
+        r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)^```", (docs / "index.md").read_text("utf-8"), re.M | re.S
+    )
+    listed = {path for name in "".join(named).split() for path in docs.glob(f"{name}.md")}
+    assert sorted(path.name for path in {*docs.glob("**/*.md")} - listed - {docs / "index.md"}) == []
+
+
 def test_the_numpy_example_shows_what_it_promises(tmp_path: Path) -> None:
     rows = [line.split() for line in _output("examples/numpy_in_ten_lines.py", tmp_path).splitlines()[1:]]
     fedavg = {row[0]: row[1] for row in rows}

@@ -49,6 +49,14 @@ def test_clients_step_with_the_optimizer_of_the_config() -> None:
         assert there != simulate(config.model_copy(update={key: value}), shuffle=5), key
 
 
+def test_augmented_images_a_warm_up_and_other_numbers() -> None:
+    config = settings(method="fedavg", augment="flip-crop", warmup_rounds=2, dtype="bfloat16")
+    there = simulate(config, shuffle=5)
+    assert there == simulate(config)
+    for key, value in {"augment": "flip", "warmup_rounds": 0, "dtype": "float32"}.items():
+        assert there != simulate(config.model_copy(update={key: value}), shuffle=5), key
+
+
 def test_a_model_with_statistics(tmp_path: Path) -> None:
     config = settings(method="fedhyper-cl", model="cnn", rounds=2, subset=60)
     assert simulate(config, shuffle=1) == simulate(config)

@@ -146,7 +146,7 @@ def test_a_setting_implied_by_the_method_is_not_repeated(tmp_path: Path) -> None
     [
         ({"task": "mnist"}, "Not comparable: task differs (fmnist; mnist)"),
         ({"model": "mlp"}, "Not comparable: model differs"),
-        ({"partition": {"kind": "iid"}}, "Not comparable: partition.kind differs"),
+        ({"partition": {"kind": "iid"}}, "partition.kind differs (dirichlet; iid). Do not rank"),
         ({"rounds": 9}, "Unequal conditions: rounds differs (3; 9)"),
         ({"clients_per_round": 5}, "Unequal conditions: clients_per_round"),
     ],
@@ -656,3 +656,13 @@ def test_many_methods_with_one_setting_each_are_a_comparison() -> None:
     assert "method-0" not in {s.label for s in series}
     assert note is not None
     assert "FedAvg among them" in note
+
+
+def test_runs_from_before_a_key_are_grouped_with_those_of_today(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", seed=0)
+    new = write_run(tmp_path / "new", seed=1)
+    text = (new / "config.toml").read_text()
+    (new / "config.toml").write_text('dtype = "float32"\naugment = "none"\nwarmup_rounds = 0\n' + text)
+    assert "dtype" not in (old / "config.toml").read_text()
+    (group,) = make_groups(load_runs([tmp_path]))
+    assert len(group.runs) == 2

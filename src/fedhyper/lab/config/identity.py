@@ -23,8 +23,9 @@ CHANGEABLE = frozenset(
 )
 
 
-# Keys that came after the first checkpoints, with the value that changes nothing: runs from before still continue.
-_LATER = {"validation": 0.0, "warmup_rounds": 0, "augment": "none", "dtype": "float32"}
+# Keys that came after the first checkpoints, with the value that changes nothing: runs from before still continue, and
+# are compared with those of today.
+LATER = {"validation": 0.0, "warmup_rounds": 0, "augment": "none", "dtype": "float32"}
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def identity(config: Config) -> dict[str, Any]:
     for key, value in config.values().items():
         if isinstance(value, dict):
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        elif key not in CHANGEABLE and value != _LATER.get(key):
+        elif key not in CHANGEABLE and value != LATER.get(key):
             flat[key] = value
     return flat
 

@@ -12,7 +12,7 @@ from fedhyper.lab.results.stored import StoredRun
 SAME_PROBLEM = ("task", "model", "model_options", "subset", "partition")
 SAME_BUDGET = (
     *("rounds", "clients", "clients_per_round", "local_epochs", "local_steps", "batch_size"),
-    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "validation", "dtype"),
+    *("weighting", "sampling", "target_accuracy", "stop_at_target", "patience", "validation", "dtype", "augment"),
 )
 
 
@@ -54,16 +54,12 @@ def comparability(groups: Sequence[Group]) -> list[str]:
     flats = [group.settings for group in groups]
     different = differing(flats)
     values = {key: "; ".join(sorted({as_label(flat.get(key)) for flat in flats})[:6]) for key in different}
-    notes = [
-        f"Not comparable: {key} differs ({values[key]}). Do not rank accuracies across it."
-        for key in different
-        if is_problem(key)
-    ]
-    notes += [
-        f"Unequal conditions: {key} differs ({values[key]}). Compare with care."
-        for key in different
-        if key in SAME_BUDGET
-    ]
+    problem, budget = (
+        ", ".join(f"{key} differs ({values[key]})" for key in different if wanted(key))
+        for wanted in (is_problem, SAME_BUDGET.__contains__)
+    )
+    notes = [f"Not comparable: {problem}. Do not rank accuracies across it."] if problem else []
+    notes += [f"Unequal conditions: {budget}. Compare with care."] if budget else []
     notes += _partition_notes(groups)
     machines = {
         (as_label(env.get("machine")), as_label(env.get("platform")), as_label(env.get("cpu_count")))

@@ -104,7 +104,7 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
 
 def as_label(value: object) -> str:
     """A config value as people write it: ``0.01`` and ``1e-4``, ``1`` for ``1.0``, never longer than a line."""
-    if value is None:
+    if value is None or value == "[]":
         return "none"
     if isinstance(value, bool):
         return str(value).lower()

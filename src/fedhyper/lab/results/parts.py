@@ -36,5 +36,6 @@ def make_parts(runs: Sequence[StoredRun]) -> list[Part]:
     parts = []
     for members in found.values():
         groups = make_groups(members)
-        parts.append(Part(describe(groups[0].settings, keys), groups, *make_series(groups)))
+        named = [key for key in keys if as_label(groups[0].settings.get(key)) != "0"]  # subset 0: all of it
+        parts.append(Part(describe(groups[0].settings, named), groups, *make_series(groups)))
     return parts

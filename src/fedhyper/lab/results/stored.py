@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhyper.errors import StorageError, UserError
+from fedhyper.lab.config.identity import LATER
 from fedhyper.lab.results.metrics import final_accuracy, number, seconds_of
 from fedhyper.lab.results.reading import clean, read_object, read_rounds, read_table
 
@@ -145,6 +146,7 @@ def _name(path: Path, root: Path) -> str:
 def _load(path: Path, name: str) -> StoredRun:
     problems: list[str] = []
     config = read_table(path / "config.toml", problems)
+    config = LATER | config if config else config
     rounds = read_rounds(path / "metrics.jsonl", problems)
     summary = read_object(path / "summary.json", problems)
     env = read_object(path / "env.json", problems)

@@ -36,7 +36,9 @@ def _tiles(group: Group) -> str:
     row = headline_rows([group])[0].cells
     seconds = sum(map(total_seconds, group.runs)) / len(group.runs)
     facts = [(name, value) for name, value in zip((*COLUMNS, *OVERHEAD), row, strict=True) if value != "–"]
-    facts = [fact for fact in facts if fact[0] not in ("setting", "runs")] + [("seconds in all", f"{seconds:,.0f}")]
+    facts = [fact for fact in facts if fact[0] not in ("setting", "runs")] + [
+        ("seconds in all", f"{seconds:,.{0 if seconds >= 10 else 1}f}")
+    ]
     if trials := sum(record.get("start_trials") or 0 for run in group.runs for record in run.rounds):
         facts.append(("extra local rounds to find the rate", f"{trials / len(group.runs):,.0f}"))
     tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
