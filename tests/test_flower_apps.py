@@ -70,6 +70,36 @@ def test_three_rounds_are_at_least_as_good_as_plain(order: int) -> None:
     assert ours >= plain - 0.01
 
 
+@pytest.mark.parametrize("draw", range(2))
+def test_a_fifth_of_the_nodes_a_round_is_enough(draw: int) -> None:
+    """50 nodes with 27 images each, ten of them a round, others each time: the rate does not collapse."""
+    app = replace(PYTORCH, rounds=30)
+
+    def inner() -> FedAvg:
+        return FedAvg(fraction_train=0.2, fraction_evaluate=0.0)
+
+    plain, _ = run(app, inner(), LocalGrid(app.client(), 50, shuffle=draw))
+    strategy = FedHyper(inner(), seed=draw)
+    ours, _ = run(app, strategy, LocalGrid(app.client(), 50, shuffle=draw))
+    assert ours >= plain - 0.01
+    assert strategy.history[-1]["local_lr"] > 0.02  # two steps a round at the shipped 0.01 lead nowhere
+
+
+def test_a_loss_may_be_negative() -> None:
+    """A likelihood, an ELBO: five less for every client changes no decision."""
+
+    def shifted(message: Message, context: Context) -> Message:
+        reply = PYTORCH.train(message, context)
+        reply.content["metrics"]["train_loss"] -= 5
+        return reply
+
+    strategies = [FedHyper(FedAvg(fraction_evaluate=0.0), seed=0) for _ in range(2)]
+    apps = (PYTORCH, replace(PYTORCH, train=shifted))
+    found = [run(app, one, LocalGrid(app.client(), 10))[0] for app, one in zip(apps, strategies, strict=True)]
+    assert found[0] == found[1] > 0.85
+    assert strategies[0].history[-1]["local_lr"] == strategies[1].history[-1]["local_lr"]
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 10])
 def test_clients_that_climb_need_no_second_round_and_no_company(nodes: int) -> None:
     app = replace(PYTORCH, rounds=3, rate=1e-6)

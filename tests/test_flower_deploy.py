@@ -75,7 +75,7 @@ def test_superlink_with_three_supernodes_loses_a_node_and_a_server(tmp_path: Pat
             assert f"going on after round {done}" in log
             assert weights(log) == reference
 
-        run = federation.submit(app, "rounds=2 local-lr=0.05 delay=6.0")
+        run = federation.submit(app, "rounds=2 local-lr=0.05 delay=2.0")
         wait_for("round 1", lambda: "Sampled 3 nodes" in federation.app_log(run), 600)
         wait_for("the client at work", lambda: federation.below("node2", "flwr-clientapp"))
         federation.kill("node2")

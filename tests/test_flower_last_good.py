@@ -17,7 +17,7 @@ from tests.flower_support import LocalGrid, arrays, initial, quadratic_app
 
 
 def reports(seed: int, rounds: int = 40) -> list[RoundReport]:
-    """Losses that fall, rise and jump, so that weights are good, fair and damaged; some rounds are all refused."""
+    """Losses that fall, rise and jump, so that weights are good, fair and damaged; and rounds that are all refused."""
     rng, made = np.random.default_rng(seed), []
     for t in range(rounds):
         loss = 5.0 / (t + 1) + (50.0 if rng.random() < 0.15 else float(rng.random()))
