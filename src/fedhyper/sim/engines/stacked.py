@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
 from fedhyper.sim.engines.threads import keep_freed_memory
-from fedhyper.sim.local.step import Start, make_step
+from fedhyper.sim.local.step import LocalStep, Start, make_step
 from fedhyper.sim.methods import Local
 from fedhyper.sim.models import linear_layers
 from fedhyper.sim.registry import LOCALS
@@ -28,6 +29,7 @@ from fedhyper.sim.registry import LOCALS
 Views = list[tuple[Tensor, Tensor]]
 
 _STACK = 32  # clients: large enough to hide Python, small enough to give several workers something to do
+_CHUNK = 1 << 22  # answers of the steps prepared at a time (clients × batch × classes each): 16 MB an array
 _STACK_WEIGHTS = 1 << 23  # weights of a stack altogether: a large model must not cost gigabytes
 
 
@@ -85,21 +87,72 @@ class StackedEngine:
     def _train_stack(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
         # most steps first: at every step the clients still at work are the first n rows
         order = sorted(range(len(tasks)), key=lambda i: -len(tasks[i].batches))
-        steps = np.array([len(tasks[i].batches) for i in order])
-        index, shares = self._padded([tasks[i] for i in order])
+        ordered = [tasks[i] for i in order]
+        steps = np.array([len(task.batches) for task in ordered])
+        weights = sent.weights.to(self.train_x.device).repeat(len(tasks), 1)
+        delta = None if sent.delta is None else sent.delta.to(weights.device)
+        widths = np.array([len(next(iter(task.batches))) for task in ordered])  # no batch is longer than the first
+        epochs = -(-np.array([task.examples for task in ordered]) // widths)
+        lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
+        step = make_step(self.local, weights, Start(sent.local_lr, lengths[0], lengths[1], delta, sent.cohort))
+        grads = (torch.empty_like(weights), torch.empty_like(weights))  # CL compares with the one before
+        first, total, done = None, torch.zeros(len(tasks), dtype=torch.float64), 0
+        for index, shares in self._drawn(ordered, int(widths.max())):
+            losses = self._train_chunk(step, weights, grads, index, shares, steps - done)
+            first, total, done = losses[0] if first is None else first, total + losses.sum(0), done + len(index)
+        assert first is not None
+        deltas = sent.weights - weights.cpu()
+        mean = total / torch.from_numpy(steps)
+        replies: dict[int, Reply] = {}
+        for row, i in enumerate(order):
+            replies[i] = Reply(
+                client=tasks[i].client,
+                examples=tasks[i].examples,
+                delta=deltas[row],
+                buffers=sent.buffers,
+                counters=sent.counters,
+                first_loss=float(first[row]),
+                mean_loss=float(mean[row]),
+                **step.used(row)._asdict(),
+            )
+        return [replies[i] for i in range(len(tasks))]
+
+    def _drawn(self, tasks: Sequence[ClientTask], width: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Example indices ``[step, client, batch]`` and each example's share of its mean; padding has share 0.
+
+        As many steps at a time as fit into ``_CHUNK``: a client may have a million.
+        """
+        batches = [iter(task.batches) for task in tasks]
+        size = max(1, _CHUNK // (len(tasks) * width * self.layers[-1].outputs))
+        for _ in range(0, len(tasks[0].batches), size):
+            drawn = [list(islice(mine, size)) for mine in batches]
+            shape = (len(drawn[0]), len(tasks), width)
+            index, shares = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+            for i, mine in enumerate(drawn):
+                if mine:
+                    counts = np.array([len(batch) for batch in mine])
+                    step = np.repeat(np.arange(len(counts)), counts)
+                    place = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)
+                    index[step, i, place], shares[step, i, place] = np.concatenate(mine), 1 / counts[step]
+            yield torch.from_numpy(index).to(self.train_x.device), torch.from_numpy(shares).to(self.train_x.device)
+
+    def _train_chunk(
+        self,
+        step: LocalStep,
+        weights: Tensor,
+        grads: tuple[Tensor, Tensor],
+        index: Tensor,
+        shares: Tensor,
+        left: np.ndarray[Any, Any],
+    ) -> Tensor:
+        """Take these steps; ``left`` says how many each client has, from here on. Their losses ``[step, client]``."""
         answers, width = self.train_y[index].unsqueeze(2), index.shape[2]
         wanted = shares.new_zeros(*index.shape[:2], self.layers[-1].outputs, width)
         wanted.scatter_(2, answers, -shares.unsqueeze(2))
-        weights = sent.weights.to(self.train_x.device).repeat(len(tasks), 1)
-        delta = None if sent.delta is None else sent.delta.to(weights.device)
-        epochs = np.array([tasks[i].epoch_steps for i in order])
-        lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
-        step = make_step(self.local, weights, Start(sent.local_lr, lengths[0], lengths[1], delta, sent.cohort))
         needs_loss = LOCALS.get(self.local.kind).needs_loss
-        grads = [torch.empty_like(weights), torch.empty_like(weights)]  # CL compares with the one before
         log_p = torch.zeros_like(wanted)
-        inputs = self.train_x.new_empty(len(tasks) * width, self.train_x.shape[1])
-        working = (steps > np.arange(len(index))[:, None]).sum(1)
+        inputs = self.train_x.new_empty(index.shape[1] * width, self.train_x.shape[1])
+        working = (left > np.arange(len(index))[:, None]).sum(1)
         ends = [*np.flatnonzero(np.diff(working)) + 1, len(index)]
         # Views cost as much as the arithmetic: they are made once for all steps that the same clients take.
         for start, end in zip([0, *ends], ends, strict=False):
@@ -113,38 +166,13 @@ class StackedEngine:
                 shares[here, :n].unsqueeze(2),
                 log_p[here, :n],
             )
-            for k, (rows, right, share, found) in enumerate(zip(*(c.unbind() for c in columns), strict=True), start):
+            for rows, right, share, found in zip(*(c.unbind() for c in columns), strict=True):
+                k = step.steps % 2
                 torch.index_select(self.train_x, 0, rows, out=x)
-                self._gradient(views, batch, right, share, out=outs[k % 2], log_p=found)
+                self._gradient(views, batch, right, share, out=outs[k], log_p=found)
                 loss = (found * right).sum((1, 2)) if needs_loss else None
-                step.step(mine[k % 2], loss)
-        deltas = sent.weights - weights.cpu()
-        losses = -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu()
-        first, mean = losses[0].tolist(), (losses.sum(0) / torch.from_numpy(steps)).tolist()
-        replies: dict[int, Reply] = {}
-        for row, i in enumerate(order):
-            replies[i] = Reply.of(
-                tasks[i],
-                step.rates(row),
-                delta=deltas[row],
-                buffers=sent.buffers,
-                counters=sent.counters,
-                first_loss=first[row],
-                mean_loss=mean[row],
-            )
-        return [replies[i] for i in range(len(tasks))]
-
-    def _padded(self, tasks: Sequence[ClientTask]) -> tuple[Tensor, Tensor]:
-        """Example indices ``[step, client, batch]`` and each example's share of its mean; padding has share 0."""
-        drawn = [list(task.batches) for task in tasks]
-        shape = (len(drawn[0]), len(tasks), max(len(batch) for batches in drawn for batch in batches))
-        index, shares = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        for i, batches in enumerate(drawn):
-            counts = np.array([len(batch) for batch in batches])
-            step = np.repeat(np.arange(len(counts)), counts)
-            place = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)
-            index[step, i, place], shares[step, i, place] = np.concatenate(batches), 1 / counts[step]
-        return torch.from_numpy(index).to(self.train_x.device), torch.from_numpy(shares).to(self.train_x.device)
+                step.step(mine[k], loss)
+        return -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu()
 
     def _views(self, rows: Tensor) -> Views:
         """Each layer's matrices ``[n, out, in]`` and biases ``[n, out, 1]``."""
