@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from fedhyper.sim.registry import LOCALS
 if TYPE_CHECKING:
     from fedhyper.sim.methods import Local
 
-Rate = Any  # float, or a tensor [n]
+Rate = Any  # float, or a tensor or NumPy array [n]
 
 
 class Start(NamedTuple):
@@ -72,11 +73,13 @@ class LocalStep:
         if grad.ndim == 1:
             self._rates.append(rate)
         else:
-            self._stack_rates.add(len(grad), rate)
+            self._stack_rates.add(grad.shape[0], rate)
         if isinstance(rate, float):
             weights.sub_(direction, alpha=rate)
         else:
-            weights.addcmul_(direction, rate.to(weights.dtype).unsqueeze(-1), value=-1)
+            if isinstance(rate, np.ndarray):
+                rate = torch.from_numpy(rate.astype(np.float32))
+            weights.addcmul_(direction, rate.to(weights).unsqueeze(-1), value=-1)
 
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
         """The rate of this step and the direction it is taken against.

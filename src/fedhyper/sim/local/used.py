@@ -32,7 +32,7 @@ class StackRates:
         self._low, self._high = np.full(clients, np.inf), np.full(clients, -np.inf)
 
     def add(self, n: int, rate: Any) -> None:
-        """A step of the first ``n`` clients: a float for all of them, or a tensor ``[n]``."""
+        """A step of the first ``n`` clients: a float for all of them, or a tensor or array ``[n]``."""
         self._steps.append((n, rate))
         if len(self._steps) == _KEPT:
             self._fold()
@@ -59,4 +59,4 @@ class StackRates:
             if isinstance(rates[0], float):
                 yield n, np.repeat(np.array(rates)[:, None], n, 1)
             else:
-                yield n, torch.stack(rates).double().cpu().numpy()
+                yield n, np.array([torch.as_tensor(rate, device="cpu").numpy() for rate in rates], np.float64)
