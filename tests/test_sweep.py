@@ -20,6 +20,7 @@ from fedhyper.lab.running.run import run_experiment
 from fedhyper.lab.sweep.checking import check_cells
 from fedhyper.lab.sweep.display import SweepQuiet, closing, describe
 from fedhyper.lab.sweep.grid import MAX_NAME, Cell, Grid, cell_name, make_cells, parse_axes, parse_axis
+from fedhyper.lab.sweep.packing import longest_first
 from fedhyper.lab.sweep.run import Outcome, ended_before, run_sweep
 from fedhyper.storage.files import lock, read_json
 
@@ -307,3 +308,11 @@ def test_interrupted(tmp_path: Path) -> None:
     summary = read_json(first.parent / "summary.json")
     assert summary is not None
     assert summary["status"] in ("interrupted", "finished")
+
+
+def test_the_longest_cells_start_first() -> None:
+    cells = make_cells(
+        {"task": "digits"}, parse_axes(["rounds=2,40,10", "model=logistic,cnn", "seed=0..1"]), "command line"
+    )
+    order = [(cell.config.model, cell.config.rounds, cell.config.seed) for cell in longest_first(cells)]
+    assert order == [(m, rounds, seed) for m in ("cnn", "logistic") for rounds in (40, 10, 2) for seed in (0, 1)]

@@ -4,15 +4,19 @@ This package's top level needs nothing but the standard library. ``fedhyper.clie
 the ``fedhyper`` command the ``[sim]`` extra, ``fedhyper.flower`` the ``[flower]`` extra.
 """
 
-from fedhyper.automatic.auto import Auto, auto
-from fedhyper.averages import LastRounds, LastTwo, Model, Newest
-from fedhyper.baselines import Constant, Decay, FedExP
-from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
-from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, Yogi
-from fedhyper.plan import Pair, PlanState, Seen
-from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler
-from fedhyper.server import Server
-from fedhyper.theory import theorem1
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedhyper.automatic.auto import Auto, auto
+    from fedhyper.averages import LastRounds, LastTwo, Model, Newest
+    from fedhyper.baselines import Constant, Decay, FedExP
+    from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
+    from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, Yogi
+    from fedhyper.plan import Pair, PlanState, Seen
+    from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler
+    from fedhyper.server import Server
+    from fedhyper.theory import theorem1
 
 __version__ = "0.1.0"
 
@@ -46,3 +50,28 @@ __all__ = [
     "auto",
     "theorem1",
 ]
+
+# A name is imported when it is first used: the command line's help, and a program that needs one rule, wait for one.
+_HOMES = {
+    "fedhyper.automatic.auto": "Auto, auto",
+    "fedhyper.averages": "LastRounds, LastTwo, Model, Newest",
+    "fedhyper.baselines": "Constant, Decay, FedExP",
+    "fedhyper.loop": "Decision, LoopState, RoundReport, ServerLoop",
+    "fedhyper.optimizers": "Adagrad, Adam, Average, Momentum, Yogi",
+    "fedhyper.plan": "Pair, PlanState, Seen",
+    "fedhyper.schedulers": "FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler",
+    "fedhyper.server": "Server",
+    "fedhyper.theory": "theorem1",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split(", ")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedhyper' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

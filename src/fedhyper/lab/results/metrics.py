@@ -27,6 +27,8 @@ Record = dict[str, Any]  # a round, as in metrics.jsonl
 
 def number(value: object) -> float | None:
     """``value`` as a finite float; None for anything else, booleans and numerals in strings included."""
+    if type(value) is float:  # most are
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

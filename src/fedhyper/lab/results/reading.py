@@ -9,6 +9,7 @@ from typing import Any
 
 from fedhyper.lab.results.metrics import number
 
+_PLAIN = frozenset((float, int, bool, type(None)))
 _NUMBERS = frozenset(
     (
         *("round", "global_lr", "local_lr", "local_lr_min", "local_lr_max", "hypergrad", "cosine", "update_norm"),
@@ -87,8 +88,9 @@ def _record(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not an object")
     record: dict[str, Any] = clean(value)
-    for key in _NUMBERS & record.keys():
-        record[key] = number(record[key])
+    for key, given in record.items():
+        if key in _NUMBERS:
+            record[key] = number(given)
     t = record.get("round")
     if t is None or t != int(t) or t < 0:
         raise ValueError("no round number")
@@ -105,12 +107,15 @@ def _record(value: object) -> dict[str, Any]:
 
 def clean(value: Any) -> Any:
     """Strings that any encoder accepts: JSON may hold half a surrogate pair, file names arbitrary bytes."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {clean(str(key)): clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [clean(item) for item in value]
+    kind = type(value)
+    if kind in _PLAIN:  # nearly everything in a metrics file
+        return value
+    if kind is str:
+        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+    if kind is dict:
+        return {clean(str(key)): item if type(item) in _PLAIN else clean(item) for key, item in value.items()}
+    if kind is list:
+        return [item if type(item) in _PLAIN else clean(item) for item in value]
     return value
 
 

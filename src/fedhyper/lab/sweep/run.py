@@ -26,6 +26,7 @@ from fedhyper.lab.running.build import cores
 from fedhyper.lab.running.directory import read_config
 from fedhyper.lab.running.interrupt import Interrupted, Signals
 from fedhyper.lab.sweep.grid import Cell
+from fedhyper.lab.sweep.packing import longest_first
 from fedhyper.storage.files import disk_errors, lock, read_json, replace
 
 ATTEMPTS = 2  # a cell whose process died is continued once; twice is no accident
@@ -119,7 +120,7 @@ def run_sweep(
     """Run ``cells`` in ``out``; how each ended comes back, in their order.
 
     ``jobs`` cells run at a time (None: as many as there are cores), each with its share of the cores;
-    each is followed by the trackers named in ``track``.
+    the longest start first; each is followed by the trackers named in ``track``.
     """
     with disk_errors(out):
         _refuse_foreign(out)
@@ -128,7 +129,7 @@ def run_sweep(
         replace(out / "sweep.toml", dump_toml(description).encode())
     with Signals() as signals, open(held, "rb"):
         outcomes = {cell.name: done for cell in cells if (done := ended_before(cell, out)) is not None}
-        pending = deque(cell for cell in cells if cell.name not in outcomes)
+        pending = deque(longest_first(cell for cell in cells if cell.name not in outcomes))
         jobs = max(1, min(jobs or cores(), len(pending)))
         display.begin(len(cells), len(outcomes), jobs)
         pool = _Pool(out, jobs, device, track, display, signals)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from threading import local as local_to_thread
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,40 +20,17 @@ from torch.nn.functional import cross_entropy
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
+from fedhyper.sim.engines.draws import Draw, padded
+from fedhyper.sim.engines.linear_stack import LinearStack, layout
 from fedhyper.sim.engines.threads import keep_freed_memory
-from fedhyper.sim.local.step import Start, make_step
+from fedhyper.sim.local.step import LocalStep, Start, make_step
 from fedhyper.sim.methods import Local
 from fedhyper.sim.models import linear_layers
 from fedhyper.sim.registry import LOCALS
 
-Views = list[tuple[Tensor, Tensor]]
-
 _STACK = 32  # clients: large enough to hide Python, small enough to give several workers something to do
+_CHUNK = 1 << 22  # answers of the steps prepared at a time (clients × batch × classes each): 16 MB an array
 _STACK_WEIGHTS = 1 << 23  # weights of a stack altogether: a large model must not cost gigabytes
-
-
-class _Layer(NamedTuple):
-    """Where a layer's matrix ``[out, in]`` and bias ``[out]`` lie in the flat vector."""
-
-    start: int
-    inputs: int
-    outputs: int
-
-    @property
-    def bias(self) -> int:
-        return self.start + self.inputs * self.outputs
-
-    @property
-    def end(self) -> int:
-        return self.bias + self.outputs
-
-    def matrix(self, flat: Tensor) -> Tensor:
-        """``[..., out, in]``, a view."""
-        return flat[..., self.start : self.bias].view(*flat.shape[:-1], self.outputs, self.inputs)
-
-    def offset(self, flat: Tensor) -> Tensor:
-        """``[..., out]``, a view."""
-        return flat[..., self.bias : self.end]
 
 
 class StackedEngine:
@@ -60,13 +38,10 @@ class StackedEngine:
 
     def __init__(self, *, model: nn.Module, task: Task, local: Local, workers: int, device: str) -> None:
         keep_freed_memory()
-        layers, start = [], 0
-        for linear in linear_layers(model) or []:
-            layers.append(_Layer(start, linear.in_features, linear.out_features))
-            start = layers[-1].end
-        self.layers, self.local = layers, local
+        self.layers, self.local = layout(linear_layers(model) or []), local
         self.train_x, self.test_x = (x.flatten(1).to(device) for x in (task.train_x, task.test_x))
         self.train_y, self.test_y = task.train_y.to(device), task.test_y.to(device)
+        self._own = local_to_thread()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # workers are threads of ours; a sum split among torch's has other bits
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
@@ -85,89 +60,75 @@ class StackedEngine:
     def _train_stack(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
         # most steps first: at every step the clients still at work are the first n rows
         order = sorted(range(len(tasks)), key=lambda i: -len(tasks[i].batches))
-        steps = np.array([len(tasks[i].batches) for i in order])
-        index, shares = self._padded([tasks[i] for i in order])
-        answers, width = self.train_y[index].unsqueeze(2), index.shape[2]
-        wanted = shares.new_zeros(*index.shape[:2], self.layers[-1].outputs, width)
-        wanted.scatter_(2, answers, -shares.unsqueeze(2))
-        weights = sent.weights.to(self.train_x.device).repeat(len(tasks), 1)
+        ordered = [tasks[i] for i in order]
+        draws = [Draw(task) for task in ordered]
+        steps, epochs = np.array([d.steps for d in draws]), np.array([d.epoch_steps for d in draws])
+        stack = self._stack(len(tasks), max(d.width for d in draws))
+        weights = stack.weights[: len(tasks)]
+        weights.copy_(sent.weights.expand_as(weights))
         delta = None if sent.delta is None else sent.delta.to(weights.device)
-        epochs = np.array([tasks[i].epoch_steps for i in order])
         lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
         step = make_step(self.local, weights, Start(sent.local_lr, lengths[0], lengths[1], delta, sent.cohort))
+        first, total, done = None, torch.zeros(len(tasks), dtype=torch.float64), 0
+        size = max(1, _CHUNK // (len(tasks) * stack.width * self.layers[-1].outputs))
+        with np.errstate(all="ignore"):  # weights that overflow are the guard's to see, as they are with torch
+            while done < steps[0]:
+                index, shares = padded([draw.next(size) for draw in draws], stack.width)
+                losses = self._train_chunk(step, stack, index, shares, steps - done)
+                first, total, done = losses[0] if first is None else first, total + losses.sum(0), done + len(index)
+        assert first is not None
+        deltas = sent.weights - weights.cpu()
+        mean = total / torch.from_numpy(steps)
+        replies: dict[int, Reply] = {}
+        for row, i in enumerate(order):
+            replies[i] = Reply(
+                client=tasks[i].client,
+                examples=tasks[i].examples,
+                delta=deltas[row],
+                buffers=sent.buffers,
+                counters=sent.counters,
+                first_loss=float(first[row]),
+                mean_loss=float(mean[row]),
+                **step.used(row)._asdict(),
+            )
+        return [replies[i] for i in range(len(tasks))]
+
+    def _stack(self, clients: int, width: int) -> LinearStack:
+        """This worker's buffers; another batch size or more clients need others."""
+        mine: LinearStack | None = getattr(self._own, "stack", None)
+        if mine is None or mine.width != width or mine.clients < clients:
+            mine = self._own.stack = LinearStack(self.layers, clients, width, self.train_x.device)
+        return mine
+
+    def _train_chunk(
+        self, step: LocalStep, stack: LinearStack, index: Tensor, shares: Tensor, left: np.ndarray[Any, Any]
+    ) -> Tensor:
+        """Take these steps; ``left`` says how many each client has, from here on. Their losses ``[step, client]``."""
+        index, shares = index.to(self.train_x.device), shares.to(self.train_x.device)
+        answers = self.train_y[index].unsqueeze(2)
+        wanted = shares.new_zeros(*index.shape[:2], self.layers[-1].outputs, stack.width)
+        wanted.scatter_(2, answers, -shares.unsqueeze(2))
         needs_loss = LOCALS.get(self.local.kind).needs_loss
-        grads = [torch.empty_like(weights), torch.empty_like(weights)]  # CL compares with the one before
         log_p = torch.zeros_like(wanted)
-        inputs = self.train_x.new_empty(len(tasks) * width, self.train_x.shape[1])
-        working = (steps > np.arange(len(index))[:, None]).sum(1)
+        working = (left > np.arange(len(index))[:, None]).sum(1)
         ends = [*np.flatnonzero(np.diff(working)) + 1, len(index)]
-        # Views cost as much as the arithmetic: they are made once for all steps that the same clients take.
         for start, end in zip([0, *ends], ends, strict=False):
             n, here = int(working[start]), slice(start, end)
-            x, mine = inputs[: n * width], [rows[:n] for rows in grads]
-            batch = x.view(n, width, -1)
-            views, outs = self._views(weights[:n]), [self._views(rows) for rows in mine]
+            gradient = stack.gradient(n)
             columns = (
                 index[here, :n].reshape(end - start, -1),
                 wanted[here, :n],
                 shares[here, :n].unsqueeze(2),
                 log_p[here, :n],
             )
-            for k, (rows, right, share, found) in enumerate(zip(*(c.unbind() for c in columns), strict=True), start):
-                torch.index_select(self.train_x, 0, rows, out=x)
-                self._gradient(views, batch, right, share, out=outs[k % 2], log_p=found)
+            for i in range(end - start):  # unbind would make thousands of tensors, and the garbage collector run
+                rows, right, share, found = [column[i] for column in columns]
+                k = step.steps % 2
+                torch.index_select(self.train_x, 0, rows, out=gradient.x)
+                gradient(right, share, found, k)
                 loss = (found * right).sum((1, 2)) if needs_loss else None
-                step.step(mine[k % 2], loss)
-        deltas = sent.weights - weights.cpu()
-        losses = -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu()
-        first, mean = losses[0].tolist(), (losses.sum(0) / torch.from_numpy(steps)).tolist()
-        replies: dict[int, Reply] = {}
-        for row, i in enumerate(order):
-            replies[i] = Reply.of(
-                tasks[i],
-                step.rates(row),
-                delta=deltas[row],
-                buffers=sent.buffers,
-                counters=sent.counters,
-                first_loss=first[row],
-                mean_loss=mean[row],
-            )
-        return [replies[i] for i in range(len(tasks))]
-
-    def _padded(self, tasks: Sequence[ClientTask]) -> tuple[Tensor, Tensor]:
-        """Example indices ``[step, client, batch]`` and each example's share of its mean; padding has share 0."""
-        drawn = [list(task.batches) for task in tasks]
-        shape = (len(drawn[0]), len(tasks), max(len(batch) for batches in drawn for batch in batches))
-        index, shares = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        for i, batches in enumerate(drawn):
-            counts = np.array([len(batch) for batch in batches])
-            step = np.repeat(np.arange(len(counts)), counts)
-            place = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)
-            index[step, i, place], shares[step, i, place] = np.concatenate(batches), 1 / counts[step]
-        return torch.from_numpy(index).to(self.train_x.device), torch.from_numpy(shares).to(self.train_x.device)
-
-    def _views(self, rows: Tensor) -> Views:
-        """Each layer's matrices ``[n, out, in]`` and biases ``[n, out, 1]``."""
-        return [(layer.matrix(rows), layer.offset(rows).unsqueeze(2)) for layer in self.layers]
-
-    def _gradient(self, weights: Views, x: Tensor, wanted: Tensor, share: Tensor, *, out: Views, log_p: Tensor) -> None:
-        """The gradient of each client's mean cross-entropy goes to ``out``, log p of all answers to ``log_p``.
-
-        ``x`` is ``[n, batch, inputs]``, ``share`` ``[n, 1, batch]``, ``wanted`` −share at the right answers and 0
-        elsewhere. Activations are ``[n, units, batch]``: with the batch first the product that gives the gradient of a
-        matrix has a transposed factor, and takes twice as long.
-        """
-        inputs, z = [], x.transpose(1, 2)
-        for i, (matrix, offset) in enumerate(weights):
-            inputs.append(z if i == 0 else z.relu_())
-            z = torch.baddbmm(offset, matrix, inputs[-1])
-        torch.log_softmax(z, 1, out=log_p)
-        dz = torch.addcmul(wanted, torch.exp(log_p, out=z), share)
-        for i in reversed(range(len(weights))):
-            torch.bmm(dz, inputs[i].transpose(1, 2), out=out[i][0])
-            torch.sum(dz, 2, keepdim=True, out=out[i][1])
-            if i:
-                dz = torch.bmm(weights[i][0].transpose(1, 2), dz).mul_(inputs[i] > 0)
+                step.step(gradient.grads[k], loss)
+        return -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu()
 
     def _outputs(self, weights: Tensor, x: Tensor) -> Tensor:
         z = x

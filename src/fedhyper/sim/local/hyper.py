@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedhyper.client import HyperSGD, hyper_rate
 from fedhyper.client.vectors import inners_single
 from fedhyper.guard import clamp
-from fedhyper.schedulers import FedHyperCL, LRState
+from fedhyper.schedulers import FedHyperCL
+from fedhyper.sim.local.row_products import Floats, cosine_rows, inner_rows
 from fedhyper.sim.local.step import LocalStep, Rate, Start
 from fedhyper.sim.registry import register_local
 
@@ -32,13 +35,24 @@ class HyperStep(LocalStep):
         self.before = grad
         return self.lr, grad
 
-    def _stack_rate(self, grad: Tensor) -> Tensor:
-        n = len(grad)
-        if len(self.rule.local_steps) != n:  # clients of the stack have finished
-            self.rule = replace(self.rule, local_steps=self.start.local_steps[:n])
-        lr = torch.full((n,), self.lr, dtype=torch.float64, device=grad.device) if self.before is None else self.lr[:n]
-        state = LRState(lr, 0.0 if self.before is None else self.before[:n])
-        return self.rule.update(state, grad, 0.0 if self.start.delta is None else self.start.delta.expand(n, -1)).lr  # type: ignore[no-any-return]
+    def _stack_rate(self, grad: Tensor) -> Floats:
+        """The rates of the clients still at work: NumPy, whose calls on a few numbers cost a third of torch's."""
+        n = grad.shape[0]
+        if self.before is None:
+            return np.full(n, self.lr)
+        if len(self.lr) != n or self.steps == 1:  # clients of the stack have finished
+            self.lr, self.before = self.lr[:n], self.before[:n]
+            self.rule = replace(self.rule, local_steps=self.start.local_steps[:n].cpu().numpy())
+        acts = self.start.delta is not None and self.rule.global_term != "off"
+        others = (self.before, self.start.delta) if acts else (self.before,)
+        along, *globally = (inner_rows if self.rule.hypergrad == "inner" else cosine_rows)(grad, *others)
+        h = self.rule.hypergradient(along, globally[0] if acts else 0.0)
+        if self.rule.apply != "add" or not math.isfinite(np.add.reduce(h)):
+            return self.rule.moved(self.lr, h)  # type: ignore[no-any-return]
+        # the same numbers in three calls; those of ``moved`` for arrays of any kind take as long as a whole step
+        low, high = self.rule.range
+        moved = self.lr + self.rule.hyper_lr * h
+        return np.minimum(np.maximum(moved, low, out=moved), high, out=moved)  # type: ignore[no-any-return]
 
 
 def slow_hyper(parameters: list[nn.Parameter], start: Start) -> torch.optim.Optimizer:

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedhyper.sim.local.used import StackRates, Used
 from fedhyper.sim.registry import LOCALS
 
 if TYPE_CHECKING:
     from fedhyper.sim.methods import Local
 
-Rate = Any  # float, or a tensor [n]
+Rate = Any  # float, or a tensor or NumPy array [n]
 
 
 class Start(NamedTuple):
@@ -52,7 +54,8 @@ class LocalStep:
         self.origin = weights.clone() if start.proximal else None
         self.before: Any = None  # the gradient of the step before, for the rules that compare
         self.steps = 0
-        self._rates: list[Rate] = []
+        self._rates: list[float] = []
+        self._stack_rates = StackRates(len(weights) if weights.ndim > 1 else 0)
 
     def step(self, grad: Tensor, loss: Rate) -> None:
         """One local step, in place."""
@@ -66,12 +69,17 @@ class LocalStep:
         if self.start.weight_decay:
             self.decay(grad)
         rate, direction = self.rate(grad, loss)
-        self._rates.append(rate)
         self.steps += 1
+        if grad.ndim == 1:
+            self._rates.append(rate)
+        else:
+            self._stack_rates.add(grad.shape[0], rate)
         if isinstance(rate, float):
             weights.sub_(direction, alpha=rate)
         else:
-            weights.addcmul_(direction, rate.to(weights.dtype).unsqueeze(-1), value=-1)
+            if isinstance(rate, np.ndarray):
+                rate = torch.from_numpy(rate.astype(np.float32))
+            weights.addcmul_(direction, rate.to(weights).unsqueeze(-1), value=-1)
 
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:
         """The rate of this step and the direction it is taken against.
@@ -84,13 +92,13 @@ class LocalStep:
         """Weight decay as torch's SGD and Adam have it: the gradient of λ/2 · |w|² is added."""
         grad.add_(self.weights, alpha=self.start.weight_decay)
 
-    def rates(self, row: int | None = None) -> list[float]:
-        """Every rate one client has used: those of ``row`` in a stack."""
-        return [
-            rate if isinstance(rate, float) else float(rate[row])
-            for rate in self._rates
-            if isinstance(rate, float) or row is None or row < len(rate)
-        ]
+    def rates(self) -> list[float]:
+        """Every rate that one client has used."""
+        return self._rates
+
+    def used(self, row: int) -> Used:
+        """The mean, lowest, highest and last rate of the client ``row`` of a stack."""
+        return self._stack_rates.of(row)
 
 
 def rows(value: Tensor, grad: Tensor) -> Tensor:
