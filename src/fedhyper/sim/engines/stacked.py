@@ -70,11 +70,15 @@ class StackedEngine:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # workers are threads of ours; a sum split among torch's has other bits
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+        self.largest = max(1, min(_STACK, _STACK_WEIGHTS // self.layers[-1].end))
+
+    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
+        """The stacks, as positions in ``tasks``."""
+        return [range(i, min(i + self.largest, len(tasks))) for i in range(0, len(tasks), self.largest)]
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Stacks of clients, replies in the order of ``tasks``."""
-        size = max(1, min(_STACK, _STACK_WEIGHTS // self.layers[-1].end))
-        stacks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
+        stacks = [[tasks[i] for i in piece] for piece in self.pieces(tasks)]
         if self._pool is None or len(stacks) == 1:
             for stack in stacks:
                 yield from self._train_stack(stack, sent)
