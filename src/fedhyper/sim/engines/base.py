@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedhyper.sim.data.objectives import CLASSES
 from fedhyper.sim.data.partition import Partition
-from fedhyper.sim.data.tasks import Task
-from fedhyper.sim.methods import Local
-from fedhyper.sim.models import linear_layers
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -87,30 +83,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give threads and settings back."""
-
-
-def make_engine(
-    kind: Literal["fast", "sequential"],
-    *,
-    model: nn.Module,
-    task: Task,
-    local: Local,
-    workers: int,
-    device: str,
-    dtype: torch.dtype,
-) -> Engine:
-    """The slow twin, or the fast engine that suits: clients stacked for softmax on linear layers, else threads."""
-    if kind == "sequential":
-        from fedhyper.sim.engines.sequential import SequentialEngine
-
-        return SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
-    if task.objective is CLASSES and linear_layers(model) is not None and dtype == torch.float32:
-        from fedhyper.sim.engines.stacked import StackedEngine
-
-        return StackedEngine(model=model, task=task, local=local, workers=workers, device=device)
-    from fedhyper.sim.engines.threads import ThreadEngine
-
-    return ThreadEngine(model=model, task=task, local=local, workers=workers, device=device, dtype=dtype)
 
 
 def gather(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

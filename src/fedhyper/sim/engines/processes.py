@@ -164,7 +164,8 @@ class ProcessEngine:
             try:
                 self._block = Block.make(self._build, sent, 2 * self._own.largest * (self._count + 1))
             except Exception as error:  # a lambda, a class made in a function: whatever pickle refuses
-                return self._give_up(f"{type(error).__name__}: {error}")
+                self._give_up(f"{type(error).__name__}: {error}")
+                return None
             for _ in range(self._count):
                 self._launch(self._block)
         list(self._answers(self._block, timeout=0))

@@ -1,0 +1,147 @@
+"""Which engine trains the clients: stacks or single clients, in threads or in processes. All give the same bits.
+
+A thread holds the interpreter's lock for a share s of a step: all of its Python, but not the arithmetic inside torch.
+So n threads are at most min(n, 1 / s) times as fast as one, while n processes, each with a lock of its own, are n times
+as fast. Threads need no second torch in memory and no start. Hence: **processes where n · s > 1, else threads.**
+On a GPU the device does the work, and threads are what fills it.
+
+    stacks     their steps are so short that handing the lock over takes as long as the step: s = 1
+    otherwise  s = LOCK · (modules without children) / (seconds of a step); a step takes three forward passes
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedhyper.sim.data.objectives import CLASSES
+from fedhyper.sim.data.tasks import Task
+from fedhyper.sim.engines.base import Engine
+from fedhyper.sim.engines.processes import PATIENCE, Divisible, ProcessEngine
+from fedhyper.sim.engines.sequential import SequentialEngine
+from fedhyper.sim.engines.stacked import StackedEngine
+from fedhyper.sim.engines.threads import ThreadEngine
+from fedhyper.sim.local.step import LocalStep
+from fedhyper.sim.methods import Local
+from fedhyper.sim.models import linear_layers
+from fedhyper.sim.registry import LOCALS
+
+Kind = Literal["fast", "threads", "processes", "sequential"]
+
+STACK_SHARE = 1.0
+LOCK = (
+    200e-6  # seconds a module a step, handing over included; half of it is held (py-spy --gil, W1: 0.84 ms, 8 modules)
+)
+TRIAL = 8  # examples
+SLOW = 0.2  # seconds of one pass from which on nobody needs to ask
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an engine, here or in a worker process; there it only trains.
+
+    step  the class of the client optimizer: where it is unpickled, the module that registers it is imported
+    """
+
+    stacked: bool
+    model: nn.Module
+    task: Task
+    local: Local
+    device: str
+    dtype: torch.dtype
+    workers: int
+    step: type[LocalStep]
+
+    def __call__(self) -> Divisible:
+        """The engine."""
+        LOCALS.get(self.local.kind)  # an unknown one is refused here, not in the middle of a round
+        if self.stacked:
+            return StackedEngine(
+                model=self.model, task=self.task, local=self.local, workers=self.workers, device=self.device
+            )
+        return ThreadEngine(
+            model=self.model,
+            task=self.task,
+            local=self.local,
+            workers=self.workers,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    def for_worker(self) -> Recipe:
+        """The same with one worker, without a test set and without a score: that may be a function in a function."""
+        task = self.task
+        objective = dataclasses.replace(task.objective, score=task.objective.loss)
+        x, y = task.train_x[:1], task.train_y[:1]
+        return dataclasses.replace(
+            self, task=dataclasses.replace(task, test_x=x, test_y=y, groups=None, objective=objective), workers=1
+        )
+
+
+class Chosen(NamedTuple):
+    """An engine, and in a line what trains and why."""
+
+    engine: Engine
+    why: str
+
+
+def make_engine(
+    kind: Kind,
+    *,
+    model: nn.Module,
+    task: Task,
+    local: Local,
+    batch_size: int,
+    workers: int,
+    device: str,
+    dtype: torch.dtype,
+) -> Chosen:
+    """The slow twin; threads or processes, as told; or what is faster."""
+    if kind == "sequential":
+        engine = SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
+        return Chosen(engine, "one client after the other, the slow twin")
+    stacked = task.objective is CLASSES and linear_layers(model) is not None and dtype == torch.float32
+    recipe = Recipe(stacked, model, task, local, device, dtype, workers, LOCALS.get(local.kind).fast)
+    what = "stacks of clients" if stacked else "clients"
+    if workers == 1 and kind != "processes":
+        return Chosen(recipe(), f"{what}, one after the other: one worker")
+    if device != "cpu":
+        return Chosen(recipe(), f"{what} in {workers} threads: {device} does the work")
+    share = STACK_SHARE if stacked else lock_share(model, task.train_x, batch_size)
+    why = f"Python's lock is needed for {share:.0%} of a step"
+    if kind == "threads" or (kind == "fast" and workers * share <= 1):
+        return Chosen(recipe(), f"{what} in {workers} threads: {why}")
+    own = (
+        dataclasses.replace(recipe, workers=1) if stacked else recipe
+    )  # stacks in threads are slower than one after the other
+    return Chosen(
+        ProcessEngine(own(), recipe.for_worker(), workers, patience=0.0 if kind == "processes" else PATIENCE),
+        f"{what} in {workers} processes: {why}",
+    )
+
+
+@torch.no_grad()
+def lock_share(model: nn.Module, inputs: Tensor, batch_size: int) -> float:
+    """The share of a local step for which a thread holds, or waits to be handed, the lock; 0 to 1, from a short trial.
+
+    More modules raise it; larger inputs, layers and batches lower it.
+    """
+    leaves = sum(1 for module in model.modules() if not any(True for _ in module.children()))
+    trial = copy.deepcopy(model).eval()  # so that no statistics move
+    fastest = {1: math.inf, 1 + TRIAL: math.inf}
+    for count in (1, *fastest, *fastest, *fastest):
+        started = time.thread_time()
+        trial(inputs[:count])
+        seconds = time.thread_time() - started
+        if seconds > SLOW:
+            return 0.0
+        fastest[count] = min(fastest[count], seconds)
+    step = 3 * batch_size * max(0.0, fastest[1 + TRIAL] - fastest[1]) / TRIAL
+    return LOCK * leaves / (LOCK * leaves + step)
