@@ -85,6 +85,18 @@ class Engine(Protocol):
         """Give threads and settings back."""
 
 
+class Divisible(Engine, Protocol):
+    """An engine whose rounds fall into pieces of at most ``largest`` clients that can be trained apart."""
+
+    largest: int
+
+    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
+        """Positions in ``tasks``, each once; the same ones whatever the number of workers."""
+
+    def train_piece(self, tasks: Sequence[ClientTask], sent: Sent) -> Sequence[Reply]:
+        """The replies of one piece, with the bits they have when ``train`` is given the whole."""
+
+
 def gather(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Tensors joined to one flat vector on the CPU."""
     return torch.cat([t.detach().reshape(-1).to("cpu", dtype) for t in tensors] or [torch.empty(0, dtype=dtype)])

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from fedhyper.sim.data.objectives import CLASSES
 from fedhyper.sim.data.tasks import Task
-from fedhyper.sim.engines.base import Engine
-from fedhyper.sim.engines.processes import PATIENCE, Divisible, ProcessEngine
+from fedhyper.sim.engines.base import Divisible, Engine
+from fedhyper.sim.engines.processes import PATIENCE, ProcessEngine
 from fedhyper.sim.engines.sequential import SequentialEngine
 from fedhyper.sim.engines.stacked import StackedEngine
 from fedhyper.sim.engines.threads import ThreadEngine

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhyper.client.vectors import is_dense
-from fedhyper.sim.engines.base import Engine, Reply, Sent
+from fedhyper.sim.engines.base import Divisible, Reply, Sent
 
 HELD = 1 << 28  # bytes of replies that may be held where they were written; beyond, they are copied
 _LINE = 64  # bytes of a cache line, where every tensor begins
 
-Build = Callable[[], Engine]
+Build = Callable[[], Divisible]
 
 
 class Block:

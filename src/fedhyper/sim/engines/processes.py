@@ -29,24 +29,15 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fedhyper.errors import UserError
 from fedhyper.sim.data.partition import Partition
-from fedhyper.sim.engines.base import ClientTask, Engine, Reply, Sent
+from fedhyper.sim.engines.base import ClientTask, Divisible, Reply, Sent
 from fedhyper.sim.engines.memory import Block, Build
 
 PATIENCE = 2.0  # seconds of training before workers are started: about what starting them costs
 TRIES = 3  # workers that one piece may cost before the run ends
-
-
-class Divisible(Engine, Protocol):
-    """An engine whose rounds fall into pieces of at most ``largest`` clients that can be trained apart."""
-
-    largest: int
-
-    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
-        """Positions in ``tasks``, each once. A piece trained alone has the bits it has in the whole."""
 
 
 class ProcessEngine:
@@ -125,7 +116,8 @@ class ProcessEngine:
                             raise UserError(_killed([tasks[i].client for i in pieces[number]]))
                 if not self._workers:  # they could not be started again
                     for i in todo:
-                        done.update(zip(pieces[i], self._own.train([tasks[k] for k in pieces[i]], sent), strict=True))
+                        trained = self._own.train_piece([tasks[k] for k in pieces[i]], sent)
+                        done.update(zip(pieces[i], trained, strict=True))
                     todo.clear()
                 if position in done:
                     break

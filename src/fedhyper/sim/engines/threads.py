@@ -163,6 +163,10 @@ class ThreadEngine:
         """One client each."""
         return [[i] for i in range(len(tasks))]
 
+    def train_piece(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
+        """One client, in the thread that asks."""
+        return [self._train_one(task, sent) for task in tasks]
+
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Replies in the order of ``tasks``; a few are in flight, so memory does not grow with the cohort."""
         waiting: deque[Future[Reply]] = deque()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedhyper.sim.engines.base import ClientTask, Engine, Sent
+from fedhyper.sim.engines.base import ClientTask, Divisible, Sent
 from fedhyper.sim.engines.memory import Block
 
 _WATCH = 0.5  # seconds between two looks whether the parent is still there
@@ -52,7 +52,7 @@ def _prepare(block: Block) -> Callable[[Connection], None]:
     return lambda pipe: _serve(pipe, engine, block)
 
 
-def _serve(pipe: Connection, engine: Engine, block: Block) -> None:
+def _serve(pipe: Connection, engine: Divisible, block: Block) -> None:
     threading.Thread(target=_watch, args=[os.getppid()], daemon=True).start()
     weights, buffers, counters, delta = block.sent
     with suppress(EOFError, OSError):  # the caller is gone
@@ -63,10 +63,12 @@ def _serve(pipe: Connection, engine: Engine, block: Block) -> None:
             pipe.send(_answer(engine, block, rows, tasks, sent))
 
 
-def _answer(engine: Engine, block: Block, rows: list[int], tasks: Sequence[ClientTask], sent: Sent) -> tuple[str, Any]:
+def _answer(
+    engine: Divisible, block: Block, rows: list[int], tasks: Sequence[ClientTask], sent: Sent
+) -> tuple[str, Any]:
     told = []
     try:
-        for row, reply in zip(rows, engine.train(tasks, sent), strict=True):
+        for row, reply in zip(rows, engine.train_piece(tasks, sent), strict=True):
             for place, part in zip(block.row(row), reply[2:5], strict=True):
                 place.copy_(part)
             told.append((*reply[:2], *reply[5:]))

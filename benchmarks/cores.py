@@ -1,0 +1,143 @@
+"""What a second core brings, as a thread and as a process; and what sixty-four would, from the share of the lock.
+
+    python benchmarks/cores.py                             all workloads
+    python benchmarks/cores.py softmax40 W1 --rounds 9
+    python benchmarks/cores.py --spy py-spy                the lock's share measured, too (pip install py-spy; root)
+
+One process holds a simulation for each way; their rounds alternate. A figure is the median of the paired ratios.
+
+Prediction, a closed queue: n clients at work take turns with what only one can do at a time. For threads that is
+Python's lock, held for a share s of a step; for processes the caller, who adds up replies, busy for a share p. Without
+waiting n times as fast, with waiting at most 1 / s (1 / p). Handing the lock over is not in s: where two threads are
+slower than predicted, that is why, and more threads are no better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workloads import WORKLOADS, Workload
+
+WAYS = (("threads", 1), ("threads", 2), ("processes", 2))
+CORES = (2, 4, 8, 16, 32, 64)
+WARM = 2
+TARGET = 1.85
+Row = dict[str, Any]
+
+
+def speed(cores: int, share: float) -> float:
+    """How many times as fast ``cores`` are as one when a share of the work is done one at a time (exact for a closed
+    queue with exponential times; 1 / share at most)."""
+    queue, throughput = 0.0, 0.0
+    for n in range(1, cores + 1):
+        waiting = share * (1 + queue)
+        throughput = n / (1 - share + waiting)
+        queue = throughput * waiting
+    return throughput
+
+
+def simulations(workload: Workload) -> list[Any]:
+    """The same run three times."""
+    from fedhyper.sim.data.partition import make_partition
+    from fedhyper.sim.data.tasks import load_task
+    from fedhyper.sim.methods import make_method
+    from fedhyper.sim.models import make_model
+    from fedhyper.sim.simulation import Simulation
+
+    task = load_task(workload.task)
+    partition = make_partition(workload.kind, task.labels, workload.clients, seed=0, concentration=0.5)
+    return [
+        Simulation(
+            task=task,
+            partition=partition,
+            model=make_model(workload.model, task.shape, task.classes, seed=0, tokens=task.tokens),
+            method=make_method("fedavg", local_lr=workload.local_lr, global_lr=1.0),
+            clients_per_round=workload.clients_per_round,
+            local_epochs=workload.local_epochs,
+            local_steps=workload.local_steps,
+            batch_size=workload.batch_size,
+            seed=0,
+            engine=way,  # type: ignore[arg-type]
+            workers=workers,
+        )
+        for way, workers in WAYS
+    ]
+
+
+def measure(name: str, rounds: int, spy: str = "") -> Row:
+    """Seconds and ratios of one workload."""
+    runs = simulations(WORKLOADS[name])
+    wall, cpu = np.zeros((len(runs), WARM + rounds)), np.zeros((len(runs), WARM + rounds))
+    for t in range(WARM + rounds):
+        for i in [(t + k) % len(runs) for k in range(len(runs))]:
+            began, began_cpu = time.perf_counter(), time.process_time()
+            runs[i].run_round(evaluate=False)
+            wall[i, t], cpu[i, t] = time.perf_counter() - began, time.process_time() - began_cpu
+    assert len({run.weights_sha256() for run in runs}) == 1
+    wall, cpu = wall[:, WARM:], cpu[:, WARM:]
+    row: Row = {"name": name, "seconds": float(np.median(wall[0])), "cpu_seconds": float(np.median(cpu[0]))}
+    for (way, workers), own in zip(WAYS[1:], wall[1:], strict=True):
+        row[f"{way} {workers}"] = [float(q) for q in np.quantile(wall[0] / own, (0.5, 0.25, 0.75))]
+        row[f"{way} {workers}"].append(float(wall[0].min() / own.min()))
+    row["caller"] = float(np.median(cpu[2] / cpu[0]))
+    if spy:
+        row["lock"] = lock(spy, runs[0])
+    for run in runs:
+        run.close()
+    return row
+
+
+def lock(spy: str, run: Any, seconds: float = 6.0) -> float:
+    """The share of samples in which the one worker holds the lock, among those in which it works."""
+    counts = []
+    for flags in ([], ["--gil"]):
+        with tempfile.NamedTemporaryFile("r", suffix=".raw") as out:
+            command = [spy, "record", "--nonblocking", "-r", "500", "-d", str(seconds), *flags]
+            command += ["-f", "raw", "-o", out.name, "-p", str(os.getpid())]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while process.poll() is None:
+                run.run_round(evaluate=False)
+            counts.append(sum(int(line.rsplit(" ", 1)[1]) for line in out.read().splitlines()))
+    return counts[1] / counts[0]
+
+
+def main() -> None:
+    """Measure, print, and predict."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=["softmax40", "W1", "cnn10", "lstm", "resnet"])
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds a way")
+    parser.add_argument("--spy", default="", help="where py-spy is")
+    parser.add_argument("--json", type=Path, help="where the numbers go")
+    options = parser.parse_args()
+    rows = []
+    print(f"load {os.getloadavg()}")
+    for name in options.workloads:
+        row = measure(name, options.rounds, options.spy)
+        rows.append(row)
+        parts = [
+            f"{way} {row[way][0]:.2f} × ({row[way][1]:.2f}–{row[way][2]:.2f}; best {row[way][3]:.2f})"
+            for way in ("threads 2", "processes 2")
+        ]
+        print(f"{name:10} {row['seconds']:.3f} s on one, {', '.join(parts)}, the caller busy {row['caller']:.1%}")
+        for what, key in (("threads", "lock"), ("processes", "caller")):
+            if key in row:
+                ahead = "  ".join(f"{n}: {speed(n, row[key]):.1f}" for n in CORES)
+                print(f"           {what:9} at {row[key]:.1%}, cores: times as fast   {ahead}", flush=True)
+    print(f"load {os.getloadavg()}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
