@@ -27,30 +27,35 @@ Build = Callable[[], Divisible]
 
 
 class Block:
-    """Shared memory: tensors that stay | w_t, its buffers, its counters, Δ_t-1 | rows of replies | how to begin."""
+    """Shared memory: tensors that stay | w_t, its buffers, its counters, Δ_t-1 | slots for replies | how to begin.
 
-    def __init__(self, descriptor: int, start: int, first: int, rows: int, sizes: tuple[int, int, int]) -> None:
-        self.numbers = descriptor, start, first, rows, sizes  # all that another process needs to open it
-        self._memory, self._sizes, self._length = mmap.mmap(descriptor, 0), sizes, _length(*sizes)
-        self._first = first + _length(*sizes, sizes[0])
-        self.sent = _cut(memoryview(self._memory)[first : self._first], *sizes, sizes[0])
-        self.free = list(range(rows))[::-1]  # what was freed last is taken first: few pages are ever touched
+    A slot holds the replies of one piece. ``free`` are those that nobody uses.
+    """
+
+    def __init__(
+        self, descriptor: int, start: int, first: int, slots: int, largest: int, sizes: tuple[int, int, int]
+    ) -> None:
+        self.numbers = descriptor, start, first, slots, largest, sizes  # all that another process needs to open it
+        self._memory, self._largest, self._sizes = mmap.mmap(descriptor, 0), largest, sizes
+        self._first = first + _length(1, *sizes, sizes[0])
+        self.sent = [tensor[0] for tensor in _cut(memoryview(self._memory)[first:], 1, *sizes, sizes[0])]
+        self.free = list(range(slots))[::-1]  # what was freed last is taken first: few pages are ever touched
 
     @classmethod
-    def make(cls, build: Build, sent: Sent, rows: int) -> Block:
-        """One with at least as many rows; a page that nobody has touched takes no memory."""
+    def make(cls, build: Build, sent: Sent, slots: int, largest: int) -> Block:
+        """One with at least as many slots for ``largest`` replies each; untouched pages take no memory."""
         sizes = sent.weights.numel(), sent.buffers.numel(), sent.counters.numel()
-        rows += HELD // _length(*sizes)
+        slots += HELD // _length(largest, *sizes)
         packer = _Packer(file := BytesIO())
         packer.dump(build)
-        start = packer.end + _length(*sizes, sizes[0]) + rows * _length(*sizes)
+        start = packer.end + _length(1, *sizes, sizes[0]) + slots * _length(largest, *sizes)
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("fedhyper")  # not in /dev/shm, which is small in containers
         else:
             with tempfile.TemporaryFile() as nameless:
                 descriptor = os.dup(nameless.fileno())
         os.ftruncate(descriptor, start + file.tell())
-        block = cls(descriptor, start, packer.end, rows, sizes)
+        block = cls(descriptor, start, packer.end, slots, largest, sizes)
         weakref.finalize(block, os.close, descriptor)
         block._memory[start:] = file.getvalue()
         for place, tensor in packer.tensors:
@@ -63,29 +68,34 @@ class Block:
         build: Build = ForkingPickler.loads(memoryview(self._memory)[self.numbers[1] :])
         return build
 
-    def row(self, number: int, then: Callable[[int], None] | None = None) -> list[Tensor]:
-        """Δ_m, buffers, counters; when nobody holds them any more, ``then(number)``."""
-        start = self._first + number * self._length
-        view = memoryview(self._memory)[start : start + self._length]
+    def slot(self, number: int, then: Callable[[int], None] | None = None) -> list[Tensor]:
+        """Δ_m, buffers, counters, a row a reply; when nobody holds any part of them any more, ``then(number)``."""
+        length = _length(self._largest, *self._sizes)
+        view = memoryview(self._memory)[self._first + number * length :][:length]
         if then is not None:
             weakref.finalize(view, then, number)
-        return _cut(view, *self._sizes)
+        return _cut(view, self._largest, *self._sizes)
 
-    def reply(self, row: int, told: tuple[Any, ...]) -> Reply:
-        """What a worker has left in a row, where it lies."""
-        return Reply(*told[:2], *self.row(row, self.free.append), *told[2:])
-
-
-def _length(*sizes: int) -> int:
-    """Bytes of tensors with so many numbers, the third one's of 8 bytes, the others' of 4."""
-    return sum(-(-size * (8 if i == 2 else 4) // _LINE) * _LINE for i, size in enumerate(sizes))
+    def replies(self, slot: int, told: list[tuple[Any, ...]]) -> list[Reply]:
+        """What a worker has left in a slot, where it lies; the slot is free again when nobody holds any of them."""
+        rows = zip(*(part[: len(told)].unbind() for part in self.slot(slot, self.free.append)), strict=True)
+        return [Reply(*one[:2], *parts, *one[2:]) for one, parts in zip(told, rows, strict=True)]
 
 
-def _cut(view: memoryview, *sizes: int) -> list[Tensor]:
-    types = [torch.int64 if i == 2 else torch.float32 for i in range(len(sizes))]
-    return [
-        _at(view, _length(*sizes[:i]), dtype, size) for i, (dtype, size) in enumerate(zip(types, sizes, strict=True))
-    ]
+def _length(rows: int, *sizes: int) -> int:
+    """Bytes of so many rows of tensors with so many numbers, the third one's of 8 bytes, the others' of 4."""
+    return rows * sum(-(-size * (8 if i == 2 else 4) // _LINE) * _LINE for i, size in enumerate(sizes))
+
+
+def _cut(view: memoryview, rows: int, *sizes: int) -> list[Tensor]:
+    """``[rows, size]`` for each, with every row at the beginning of a cache line."""
+    tensors, place = [], 0
+    for i, size in enumerate(sizes):
+        dtype, width = (torch.int64, 8) if i == 2 else (torch.float32, 4)
+        padded = -(-size * width // _LINE) * _LINE // width
+        tensors.append(_at(view, place, dtype, rows * padded).view(rows, padded)[:, :size])
+        place += rows * padded * width
+    return tensors
 
 
 def _at(memory: mmap.mmap | memoryview, place: int, dtype: torch.dtype, count: int) -> Tensor:

@@ -97,32 +97,34 @@ class ProcessEngine:
         for place, part in zip(block.sent, (sent.weights, sent.buffers, sent.counters, sent.delta), strict=True):
             if part is not None:
                 place.copy_(part)
-        todo, done, lost = deque(range(len(pieces))), dict[int, Reply](), Counter[int]()
+        todo, left, done, lost = deque(range(len(pieces))), set(range(len(pieces))), dict[int, Reply](), Counter[int]()
         for position in range(len(tasks)):
             while True:
                 for worker in self._workers:
-                    if todo and worker.idle and len(block.free) >= len(pieces[todo[0]]):
+                    if todo and worker.idle and block.free:
                         number = todo.popleft()
                         work = [tasks[i] for i in pieces[number]]
                         worker.give(
                             self._call, number, block, (work, sent.local_lr, sent.delta is not None, sent.cohort)
                         )
                 for number, replies in self._answers(block, timeout=0 if position in done else None):
-                    done.update(zip(pieces[number], replies, strict=False))
-                    if not replies:
+                    if replies:
+                        done.update(zip(pieces[number], replies, strict=True))
+                        left.remove(number)
+                    else:
                         todo.appendleft(number)
                         lost[number] += 1
                         if lost[number] == TRIES:
                             raise UserError(_killed([tasks[i].client for i in pieces[number]]))
                 if not self._workers:  # they could not be started again
-                    for i in todo:
-                        trained = self._own.train_piece([tasks[k] for k in pieces[i]], sent)
-                        done.update(zip(pieces[i], trained, strict=True))
-                    todo.clear()
+                    for number in sorted(left):
+                        trained = self._own.train_piece([tasks[i] for i in pieces[number]], sent)
+                        done.update(zip(pieces[number], trained, strict=True))
+                    left.clear()
                 if position in done:
                     break
             reply = done.pop(position)
-            few = len(block.free) < self._own.largest * (self._count + 1)
+            few = len(block.free) < 2 * self._count
             yield reply._replace(delta=reply.delta.clone(), buffers=reply.buffers.clone()) if few else reply
 
     def _answers(self, block: Block, *, timeout: float | None) -> Iterator[tuple[int, list[Reply]]]:
@@ -132,20 +134,22 @@ class ProcessEngine:
             kind, answer = worker.listen()
             if kind == "failed":
                 return self._give_up(answer)
-            mine, rows = worker.call == self._call != 0, worker.rows
-            worker.call, worker.rows = 0, []
+            mine = worker.call == self._call != 0
+            if worker.call and not (mine and kind == "done"):
+                block.free.append(worker.slot)
+            worker.call = 0
             if kind == "ready":
                 worker.pid, self._deaths = answer, 0
             elif kind == "done" and mine:
-                yield worker.piece, [block.reply(row, told) for row, told in zip(rows, answer, strict=True)]
-                rows = []
-            elif kind == "dead":
-                self._replace(worker)
-                if mine:
-                    yield worker.piece, []
+                yield worker.piece, block.replies(worker.slot, answer)
             elif kind == "error" and mine:
                 raise answer
-            block.free += rows
+            elif kind == "dead":
+                self._replace(worker)
+                if not self._workers:
+                    return None
+                if mine:
+                    yield worker.piece, []
         return None
 
     def _ready(self, sent: Sent) -> Block | None:
@@ -154,7 +158,7 @@ class ProcessEngine:
             return None
         if self._block is None:
             try:
-                self._block = Block.make(self._build, sent, 2 * self._own.largest * (self._count + 1))
+                self._block = Block.make(self._build, sent, 3 * self._count, self._own.largest)
             except Exception as error:  # a lambda, a class made in a function: whatever pickle refuses
                 self._give_up(f"{type(error).__name__}: {error}")
                 return None
@@ -226,17 +230,16 @@ class _Worker:
     """One process as its owner sees it. No ``pid``: it is not ready; ``call`` 0: it has nothing to do."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.pid, self.call, self.piece, self.rows = pipe, 0, 0, 0, list[int]()
+        self.pipe, self.pid, self.call, self.piece, self.slot = pipe, 0, 0, 0, 0
 
     @property
     def idle(self) -> bool:
         return bool(self.pid and not self.call)
 
     def give(self, call: int, piece: int, block: Block, work: tuple[Any, ...]) -> None:
-        self.call, self.piece = call, piece
-        self.rows = [block.free.pop() for _ in work[0]]
+        self.call, self.piece, self.slot = call, piece, block.free.pop()
         with suppress(OSError):  # it is dead, which is noticed where it is listened to
-            self.pipe.send((self.rows, *work))
+            self.pipe.send((self.slot, *work))
 
     def listen(self) -> tuple[str, Any]:
         try:

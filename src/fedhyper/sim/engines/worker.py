@@ -15,6 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedhyper.sim.engines.base import ClientTask, Divisible, Sent
 from fedhyper.sim.engines.memory import Block
@@ -58,19 +59,17 @@ def _serve(pipe: Connection, engine: Divisible, block: Block) -> None:
     with suppress(EOFError, OSError):  # the caller is gone
         pipe.send(("ready", os.getpid()))
         while True:
-            rows, tasks, local_lr, with_delta, cohort = pipe.recv()
+            slot, tasks, local_lr, with_delta, cohort = pipe.recv()
             sent = Sent(weights, buffers, counters, local_lr, delta if with_delta else None, cohort)
-            pipe.send(_answer(engine, block, rows, tasks, sent))
+            pipe.send(_answer(engine, block.slot(slot), tasks, sent))
 
 
-def _answer(
-    engine: Divisible, block: Block, rows: list[int], tasks: Sequence[ClientTask], sent: Sent
-) -> tuple[str, Any]:
+def _answer(engine: Divisible, slot: list[Tensor], tasks: Sequence[ClientTask], sent: Sent) -> tuple[str, Any]:
     told = []
     try:
-        for row, reply in zip(rows, engine.train_piece(tasks, sent), strict=True):
-            for place, part in zip(block.row(row), reply[2:5], strict=True):
-                place.copy_(part)
+        for row, reply in enumerate(engine.train_piece(tasks, sent)):
+            for part, rows in zip(reply[2:5], slot, strict=True):
+                rows[row].copy_(part)
             told.append((*reply[:2], *reply[5:]))
     except Exception as error:
         try:
