@@ -204,7 +204,7 @@ def test_what_cannot_be_sent_is_trained_in_threads_and_a_line_says_so() -> None:
 
     (threads, _), (processes, trained_by) = one("threads"), one("processes")
     assert threads == processes
-    assert "in threads, worker processes could not be started" in trained_by
+    assert "without worker processes, which could not be started" in trained_by
     assert "Mine" in trained_by
     assert "\n" not in trained_by
 

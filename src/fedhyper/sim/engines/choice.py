@@ -106,7 +106,7 @@ def make_engine(
     """The slow twin; threads or processes, as told; or what is faster."""
     if kind == "sequential":
         engine = SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
-        return Chosen(engine, "one client after the other, the slow twin")
+        return Chosen(engine, "one client after the other, with torch's own optimizers")
     stacked = task.objective is CLASSES and linear_layers(model) is not None and dtype == torch.float32
     recipe = Recipe(stacked, model, task, local, device, dtype, workers, LOCALS.get(local.kind).fast)
     what = "stacks of clients" if stacked else "clients"
@@ -115,7 +115,9 @@ def make_engine(
     if device != "cpu":
         return Chosen(recipe(), f"{what} in {workers} threads: {device} does the work")
     share = STACK_SHARE if stacked else lock_share(model, task.train_x, batch_size)
-    why = f"Python's lock is needed for {share:.0%} of a step"
+    why = f"a step needs Python's lock for {share:.0%} of its time"
+    if stacked:
+        why = "their steps are too short to take turns with Python's lock"
     if kind == "threads" or (kind == "fast" and workers * share <= 1):
         return Chosen(recipe(), f"{what} in {workers} threads: {why}")
     own = (

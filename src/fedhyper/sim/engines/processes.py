@@ -196,7 +196,7 @@ class ProcessEngine:
             self._launch(self._block)
 
     def _give_up(self, why: str) -> None:
-        self.problem = f"clients are trained in threads, worker processes could not be started: {why}"
+        self.problem = f"clients without worker processes, which could not be started: {why}"
         self._end()
 
     def _drop(self, worker: _Worker) -> None:
