@@ -5,6 +5,8 @@
     python benchmarks/cores.py --spy py-spy                the lock's share measured, too (pip install py-spy; root)
 
 One process holds a simulation for each way; their rounds alternate. A figure is the median of the paired ratios.
+"Apart" is what this machine can do at this time: two processes that know nothing of each other, each with a round of
+its own on one thread. Nothing that shares a round can be faster.
 
 Prediction, a closed queue: n clients at work take turns with what only one can do at a time. For threads that is
 Python's lock, held for a share s of a step; for processes the caller, who adds up replies, busy for a share p. Without
@@ -30,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from workloads import WORKLOADS, Workload
 
 WAYS = (("threads", 1), ("threads", 2), ("processes", 2))
+TWO = ("threads 2", "processes 2", "apart 2")
 CORES = (2, 4, 8, 16, 32, 64)
-WARM = 2
-TARGET = 1.85
+WARM = 1
 Row = dict[str, Any]
 
 
@@ -47,8 +49,8 @@ def speed(cores: int, share: float) -> float:
     return throughput
 
 
-def simulations(workload: Workload) -> list[Any]:
-    """The same run three times."""
+def simulations(workload: Workload, ways: tuple[tuple[str, int], ...] = WAYS) -> list[Any]:
+    """The same run, once for each way."""
     from fedhyper.sim.data.partition import make_partition
     from fedhyper.sim.data.tasks import load_task
     from fedhyper.sim.methods import make_method
@@ -71,34 +73,77 @@ def simulations(workload: Workload) -> list[Any]:
             engine=way,  # type: ignore[arg-type]
             workers=workers,
         )
-        for way, workers in WAYS
+        for way, workers in ways
     ]
 
 
+class Beside:
+    """A process of its own that does a round on one thread when told to."""
+
+    def __init__(self, name: str) -> None:
+        command = [sys.executable, __file__, name, "--beside"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.wait()
+
+    def begin(self) -> None:
+        """Do a round."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("round\n")
+
+    def wait(self) -> None:
+        """Until it is done."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(name: str) -> None:
+    """What ``Beside`` runs."""
+    (run,) = simulations(WORKLOADS[name], WAYS[:1])
+    print(flush=True)
+    for _ in sys.stdin:
+        run.run_round(evaluate=False)
+        print(flush=True)
+    run.close()
+
+
 def measure(name: str, rounds: int, spy: str = "") -> Row:
-    """Seconds and ratios of one workload."""
-    runs = simulations(WORKLOADS[name])
-    wall, cpu = np.zeros((len(runs), WARM + rounds)), np.zeros((len(runs), WARM + rounds))
+    """Seconds and ratios of one workload; ``apart`` counts as twice as fast when nothing is slowed down."""
+    runs, beside = simulations(WORKLOADS[name]), Beside(name)
+    wall, cpu = np.zeros((4, WARM + rounds)), np.zeros((4, WARM + rounds))
+    (alone,) = simulations(WORKLOADS[name], WAYS[:1])
     for t in range(WARM + rounds):
-        for i in [(t + k) % len(runs) for k in range(len(runs))]:
+        for i in [(t + k) % 4 for k in range(4)]:
             began, began_cpu = time.perf_counter(), time.process_time()
-            runs[i].run_round(evaluate=False)
+            if i == 3:
+                beside.begin()
+            (alone if i == 3 else runs[i]).run_round(evaluate=False)
             wall[i, t], cpu[i, t] = time.perf_counter() - began, time.process_time() - began_cpu
-    assert len({run.weights_sha256() for run in runs}) == 1
+            if i == 3:
+                beside.wait()
+    beside.close()
+    assert len({run.weights_sha256() for run in [*runs, alone]}) == 1
     wall, cpu = wall[:, WARM:], cpu[:, WARM:]
+    wall[3] /= 2
     row: Row = {"name": name, "seconds": float(np.median(wall[0])), "cpu_seconds": float(np.median(cpu[0]))}
-    for (way, workers), own in zip(WAYS[1:], wall[1:], strict=True):
-        row[f"{way} {workers}"] = [float(q) for q in np.quantile(wall[0] / own, (0.5, 0.25, 0.75))]
-        row[f"{way} {workers}"].append(float(wall[0].min() / own.min()))
+    for way, own in zip(TWO, wall[1:], strict=True):
+        row[way] = [float(q) for q in np.quantile(wall[0] / own, (0.5, 0.25, 0.75))]
+        row[way].append(float(wall[0].min() / own.min()))
     row["caller"] = float(np.median(cpu[2] / cpu[0]))
+    row["trained_by"] = simulations(WORKLOADS[name], (("fast", 2),))[0].trained_by
     if spy:
         row["lock"] = lock(spy, runs[0])
-    for run in runs:
+    for run in [*runs, alone]:
         run.close()
     return row
 
 
-def lock(spy: str, run: Any, seconds: float = 6.0) -> float:
+def lock(spy: str, run: Any, seconds: int = 6) -> float:
     """The share of samples in which the one worker holds the lock, among those in which it works."""
     counts = []
     for flags in ([], ["--gil"]):
@@ -119,17 +164,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds a way")
     parser.add_argument("--spy", default="", help="where py-spy is")
     parser.add_argument("--json", type=Path, help="where the numbers go")
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.beside:
+        serve(options.workloads[0])
+        return
     rows = []
     print(f"load {os.getloadavg()}")
     for name in options.workloads:
         row = measure(name, options.rounds, options.spy)
         rows.append(row)
         parts = [
-            f"{way} {row[way][0]:.2f} × ({row[way][1]:.2f}–{row[way][2]:.2f}; best {row[way][3]:.2f})"
-            for way in ("threads 2", "processes 2")
+            f"{way} {row[way][0]:.2f} × ({row[way][1]:.2f}–{row[way][2]:.2f}; best {row[way][3]:.2f})" for way in TWO
         ]
-        print(f"{name:10} {row['seconds']:.3f} s on one, {', '.join(parts)}, the caller busy {row['caller']:.1%}")
+        print(f"{name:10} {row['seconds']:.3f} s on one ({row['cpu_seconds']:.3f} of CPU), {', '.join(parts)}")
+        print(f"           chosen: {row['trained_by']}")
         for what, key in (("threads", "lock"), ("processes", "caller")):
             if key in row:
                 ahead = "  ".join(f"{n}: {speed(n, row[key]):.1f}" for n in CORES)
