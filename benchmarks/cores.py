@@ -10,8 +10,8 @@ its own on one thread. Nothing that shares a round can be faster.
 
 Prediction, a closed queue: n clients at work take turns with what only one can do at a time. For threads that is
 Python's lock, held for a share s of a step; for processes the caller, who adds up replies, busy for a share p. Without
-waiting n times as fast, with waiting at most 1 / s (1 / p). Handing the lock over is not in s: where two threads are
-slower than predicted, that is why, and more threads are no better.
+waiting n times as fast, with waiting at most 1 / s (1 / p). Handing the lock over is not in s: threads are slower than
+predicted, and the more so the more they wait.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Which engine trains the clients: stacks or single clients, in threads or in processes. All give the same bits.
 
-A thread holds the interpreter's lock for a share s of a step: all of its Python, but not the arithmetic inside torch.
-So n threads are at most min(n, 1 / s) times as fast as one, while n processes, each with a lock of its own, are n times
-as fast. Threads need no second torch in memory and no start. Hence: **processes where n · s > 1, else threads.**
-On a GPU the device does the work, and threads are what fills it.
+A thread holds the interpreter's lock for a share s of a local step: its Python, but not the arithmetic inside torch.
+n threads are at most 1 / s times as fast as one, and in truth less: a step hands the lock over dozens of times, and who
+waits for it is woken late. Measured on two cores, two threads lose nothing at n · s = 0.08, a third at 0.2, and all of
+the second core at 0.4 (benchmarks/README.md). Processes have a lock each. Threads need no start and no second torch in
+memory. Hence **processes where n · s > 1/8, else threads**; threads on a GPU, which does the work, and for one worker.
 
-    stacks     their steps are so short that handing the lock over takes as long as the step: s = 1
-    otherwise  s = LOCK · (modules without children) / (seconds of a step); a step takes three forward passes
+    stacks     s = 0.2, for softmax; always too much
+    otherwise  s = held / (seconds of a step), with held = 0.3 ms and 0.01 ms a module: measured 0.3 ms on the CNN,
+               0.6 on the LSTM, 0.9 on ResNet-18. A step takes three times a forward pass, which is tried out.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedhyper.client.vectors import FlatModel, channels_last
 from fedhyper.sim.data.objectives import CLASSES
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import Divisible, Engine
@@ -35,12 +38,11 @@ from fedhyper.sim.registry import LOCALS
 
 Kind = Literal["fast", "threads", "processes", "sequential"]
 
-STACK_SHARE = 1.0
-LOCK = (
-    200e-6  # seconds a module a step, handing over included; half of it is held (py-spy --gil, W1: 0.84 ms, 8 modules)
-)
+LIMIT = 1 / 8  # of n · s; raising it keeps threads for longer
+STACK_SHARE = 0.2
+HELD, HELD_MODULE = 3e-4, 1e-5  # seconds a step, and a module without children more
 TRIAL = 8  # examples
-SLOW = 0.2  # seconds of one pass from which on nobody needs to ask
+SLOW = 0.05  # seconds
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,8 @@ def make_engine(
     if device != "cpu":
         return Chosen(recipe(), f"{what} in {workers} threads: {device} does the work")
     share = STACK_SHARE if stacked else lock_share(model, task.train_x, batch_size)
-    why = f"a step needs Python's lock for {share:.0%} of its time"
-    if stacked:
-        why = "their steps are too short to take turns with Python's lock"
-    if kind == "threads" or (kind == "fast" and workers * share <= 1):
+    why = f"Python's lock is held for {share:.1%} of a step"
+    if kind == "threads" or (kind == "fast" and workers * share <= LIMIT):
         return Chosen(recipe(), f"{what} in {workers} threads: {why}")
     own = (
         dataclasses.replace(recipe, workers=1) if stacked else recipe
@@ -131,19 +131,22 @@ def make_engine(
 
 @torch.no_grad()
 def lock_share(model: nn.Module, inputs: Tensor, batch_size: int) -> float:
-    """The share of a local step for which a thread holds, or waits to be handed, the lock; 0 to 1, from a short trial.
+    """The share s of a local step for which a thread holds the lock; 0 to 1, from a short trial.
 
     More modules raise it; larger inputs, layers and batches lower it.
     """
     leaves = sum(1 for module in model.modules() if not any(True for _ in module.children()))
+    held = HELD + HELD_MODULE * leaves
     trial = copy.deepcopy(model).eval()  # so that no statistics move
+    FlatModel(trial, channels_last=True)
     fastest = {1: math.inf, 1 + TRIAL: math.inf}
     for count in (1, *fastest, *fastest, *fastest):
+        examples = channels_last(inputs[:count]) if inputs.ndim == 4 else inputs[:count]
         started = time.thread_time()
-        trial(inputs[:count])
+        trial(examples)
         seconds = time.thread_time() - started
-        if seconds > SLOW:
-            return 0.0
+        if seconds > SLOW:  # a pass so long is arithmetic
+            return held / (held + 3 * batch_size * seconds / count)
         fastest[count] = min(fastest[count], seconds)
     step = 3 * batch_size * max(0.0, fastest[1 + TRIAL] - fastest[1]) / TRIAL
-    return LOCK * leaves / (LOCK * leaves + step)
+    return held / (held + step)
