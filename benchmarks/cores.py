@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from workloads import WORKLOADS, Workload
 
 WAYS = (("threads", 1), ("threads", 2), ("processes", 2))
 TWO = ("threads 2", "processes 2", "apart 2")
+NAMES = ("softmax40", "W1", "cnn10", "lstm", "resnet")
 CORES = (2, 4, 8, 16, 32, 64)
 WARM = 1
 Row = dict[str, Any]
@@ -157,10 +159,30 @@ def lock(spy: str, run: Any, seconds: int = 6) -> float:
     return counts[1] / counts[0]
 
 
+def show(row: Row) -> None:
+    """The figures of a workload, and what follows from them for more cores."""
+    parts = [f"{way} {row[way][0]:.2f} × ({row[way][1]:.2f}–{row[way][2]:.2f}; best {row[way][3]:.2f})" for way in TWO]
+    print(f"{row['name']:10} {row['seconds']:.3f} s on one ({row['cpu_seconds']:.3f} of CPU), {', '.join(parts)}")
+    print(f"           chosen: {row['trained_by']}")
+    for what, key in (("threads", "lock"), ("processes", "caller")):
+        if key in row:
+            ahead = "  ".join(f"{n}: {speed(n, row[key]):.1f}" for n in CORES)
+            print(f"           {what:9} at {row[key]:.1%}, cores: times as fast   {ahead}", flush=True)
+
+
+def table(names: Sequence[str] = NAMES, rounds: int = 7, spy: str = "") -> list[Row]:
+    """All of it."""
+    rows = []
+    for name in names:
+        rows.append(measure(name, rounds, spy))
+        show(rows[-1])
+    return rows
+
+
 def main() -> None:
     """Measure, print, and predict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=["softmax40", "W1", "cnn10", "lstm", "resnet"])
+    parser.add_argument("workloads", nargs="*", default=NAMES)
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds a way")
     parser.add_argument("--spy", default="", help="where py-spy is")
     parser.add_argument("--json", type=Path, help="where the numbers go")
@@ -169,20 +191,8 @@ def main() -> None:
     if options.beside:
         serve(options.workloads[0])
         return
-    rows = []
     print(f"load {os.getloadavg()}")
-    for name in options.workloads:
-        row = measure(name, options.rounds, options.spy)
-        rows.append(row)
-        parts = [
-            f"{way} {row[way][0]:.2f} × ({row[way][1]:.2f}–{row[way][2]:.2f}; best {row[way][3]:.2f})" for way in TWO
-        ]
-        print(f"{name:10} {row['seconds']:.3f} s on one ({row['cpu_seconds']:.3f} of CPU), {', '.join(parts)}")
-        print(f"           chosen: {row['trained_by']}")
-        for what, key in (("threads", "lock"), ("processes", "caller")):
-            if key in row:
-                ahead = "  ".join(f"{n}: {speed(n, row[key]):.1f}" for n in CORES)
-                print(f"           {what:9} at {row[key]:.1%}, cores: times as fast   {ahead}", flush=True)
+    rows = table(options.workloads, options.rounds, options.spy)
     print(f"load {os.getloadavg()}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

@@ -299,7 +299,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def assert_nothing_is_left(kill: Callable[[subprocess.Popen[str]], None]) -> None:
+def assert_nothing_is_left(kill: Callable[[subprocess.Popen[str]], None], *, group: bool = False) -> None:
     shared = Path("/dev/shm")
     before = set(shared.iterdir()) if shared.is_dir() else set()
     root = str(Path(__file__).parents[1])
@@ -310,7 +310,7 @@ def assert_nothing_is_left(kill: Callable[[subprocess.Popen[str]], None]) -> Non
         stderr=subprocess.DEVNULL,
         text=True,
         env=environment,
-        start_new_session=True,
+        start_new_session=group,
     )
     assert driver.stdout is not None
     with driver, driver.stdout:
@@ -329,8 +329,10 @@ def assert_nothing_is_left(kill: Callable[[subprocess.Popen[str]], None]) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_of_a_run_that_was_killed(number: signal.Signals) -> None:
-    # as a terminal does it: Ctrl-C goes to the whole group
-    assert_nothing_is_left(lambda driver: os.killpg(driver.pid, number) if number == signal.SIGINT else driver.kill())
+    if number == signal.SIGINT:  # as a terminal does it: to the whole group
+        assert_nothing_is_left(lambda driver: os.killpg(driver.pid, number), group=True)
+    else:
+        assert_nothing_is_left(lambda driver: driver.kill())
 
 
 @pytest.mark.slow
@@ -345,3 +347,15 @@ def test_nothing_is_left_of_fifty_runs_that_were_killed() -> None:
             os.kill(driver.pid, number)
 
         assert_nothing_is_left(kill)
+
+
+def test_the_benchmarks_prediction_for_more_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    from cores import speed
+
+    assert speed(1, 0.3) == pytest.approx(1)
+    assert speed(64, 0.0) == 64
+    assert speed(64, 1.0) == pytest.approx(1)
+    # two that are half of the time at what only one can do: 2 / (0.5 + 0.5 · 1.5), one waits half of the time
+    assert speed(2, 0.5) == pytest.approx(1.6)
+    assert speed(64, 0.1) == pytest.approx(10, rel=1e-3)
