@@ -28,11 +28,12 @@ from fedhyper.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))
 import command_line
+import cores
 import scaling
 from contenders import FAST, METHODS, NAIVE_1, OWN, PEER_CONTENDERS, Contender, Failed, Running
 from workloads import WORKLOADS, prepare
 
-SECTIONS = ("W1", "W0", "resnet", "lstm", "methods", "start", "overhead", "scaling")
+SECTIONS = ("W1", "W0", "resnet", "lstm", "methods", "cores", "start", "overhead", "scaling")
 WARM = 2  # rounds before timing; the weights are compared after them
 # Seconds of the best of a group must be at least this many times fedhyper's.
 TARGETS = {
@@ -92,6 +93,8 @@ def _section(name: str, options: argparse.Namespace, directory: Path) -> Any:
     directory.mkdir()
     if name == "methods":
         return methods(directory, options.rounds or 40)
+    if name == "cores":
+        return cores.table(rounds=options.rounds or 7)
     if name == "start":
         return start(directory, options.peers, options.rounds or 3)
     if name == "overhead":

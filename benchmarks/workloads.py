@@ -40,6 +40,10 @@ class Workload:
 WORKLOADS = {
     "W1": Workload(task="fmnist", model="cnn", clients=100, clients_per_round=10, batch_size=64, local_lr=0.01),
     "W0": Workload(task="mnist", model="logistic", clients=100, clients_per_round=10, batch_size=10, local_lr=0.01),
+    "softmax40": Workload(
+        task="mnist", model="logistic", clients=100, clients_per_round=40, batch_size=10, local_lr=0.01
+    ),
+    "cnn10": Workload(task="fmnist", model="cnn", clients=1000, clients_per_round=40, batch_size=10, local_lr=0.01),
     "resnet": Workload(
         task="cifar10",
         model="resnet18",

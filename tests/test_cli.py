@@ -351,7 +351,8 @@ def test_displays(tmp_path: Path) -> None:
     plain = io.StringIO()
     run_experiment(config, tmp_path / "b\nc", display=PlainLines(plain))
     assert plain.getvalue().isascii() or "\ufffd" in plain.getvalue()
-    assert plain.getvalue().count("\n") == 5
+    assert plain.getvalue().count("\n") == 6
+    assert plain.getvalue().splitlines()[1].startswith("trains ")
     assert isinstance(make_display(out=io.StringIO()), PlainLines)
     assert isinstance(make_display(as_json=True, quiet=True), JsonLines)
 

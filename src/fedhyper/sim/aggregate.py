@@ -120,9 +120,12 @@ def judged(replies: Iterator[Reply], like: Tensor, norm_cap: float) -> Iterator[
 
     One that will be refused anyway is passed on as it is, and has no say in what is usual.
     """
-    held = list(_held(replies))
-    sound = [i for i, reply in enumerate(held) if reject_reason(reply.delta, like, reply.examples) is None]
-    norms = [math.sqrt(float(inner(held[i].delta, held[i].delta))) for i in sound]
+    held, sound, norms = list[Reply](), list[int](), list[float]()
+    for i, reply in enumerate(_held(replies)):  # one by one: worker processes train the next ones meanwhile
+        held.append(reply)
+        if reject_reason(reply.delta, like, reply.examples) is None:
+            sound.append(i)
+            norms.append(math.sqrt(float(inner(reply.delta, reply.delta))))
     claimed = [float(held[i].examples) for i in sound]
     fair = fair_weights(claimed, norms, norm_cap)
     for i, weight in zip(sound, fair, strict=True):

@@ -25,7 +25,10 @@ from fedhyper.sim.data.augment import Kind as AugmentKind
 from fedhyper.sim.data.augment import check_augment
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
-from fedhyper.sim.engines.base import Engine, Sent, gather, make_engine, scatter
+from fedhyper.sim.engines.base import Engine, Sent, gather, scatter
+from fedhyper.sim.engines.choice import Chosen, make_engine
+from fedhyper.sim.engines.choice import Kind as EngineKind
+from fedhyper.sim.engines.processes import ProcessEngine
 from fedhyper.sim.engines.threads import one_thread
 from fedhyper.sim.methods import Method
 from fedhyper.sim.models import check_batches
@@ -100,9 +103,9 @@ class Simulation:
                        0 cuts nothing, and then updates need not be held
     aggregate          "mean", or one that holds against some hostile clients: "trimmed", "median", "krum"
     privacy            clip, and add noise to the mean (uniform weighting, poisson sampling); None: do not
-    engine             "sequential" is the slow twin of "fast"; an ``Engine`` of one's own trains clients elsewhere, as
-                       Flower's nodes do
-    workers            threads that train clients, at least 1; never changes a result
+    engine             "fast": "threads" or "processes", whichever is faster; the bits are the same. "sequential" is
+                       their slow twin; an ``Engine`` of one's own trains clients elsewhere, as Flower's nodes do
+    workers            cores that train clients, at least 1; never changes a result
     device             where clients train: cpu, cuda, cuda:1
     dtype              of the clients' weights and gradients; the server's stay float32
     """
@@ -127,7 +130,7 @@ class Simulation:
         norm_cap: float = NORM_CAP,
         aggregate: Kind = "mean",
         privacy: Privacy | None = None,
-        engine: Literal["fast", "sequential"] | Engine = "fast",
+        engine: EngineKind | Engine = "fast",
         workers: int = 1,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -150,17 +153,20 @@ class Simulation:
         check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
         if isinstance(engine, str):
-            engine = make_engine(
+            chosen = make_engine(
                 engine,
                 model=model,
                 task=task,
                 local=method.local,
+                batch_size=batch_size,
                 workers=workers,
                 device=device,
                 dtype=dtype,
                 augmented=augment != "none",
             )
-        self.engine: Engine = engine
+        else:
+            chosen = Chosen(engine, "")
+        self.engine, self._chosen = chosen.engine, chosen
         self.loop = ServerLoop(method.plan, method.server, method.average)
         counters = gather(list(self._flat.counters.values()), torch.int64)
         start = self.loop.init(self._flat.weights.clone(), self._flat.buffers.float().clone())
@@ -176,6 +182,13 @@ class Simulation:
     def round(self) -> int:
         """Rounds done."""
         return self._state.loop.round
+
+    @property
+    def trained_by(self) -> str:
+        """What trains the clients and why, in a line; "" for an engine of one's own."""
+        if self.engine is not self._chosen.engine:
+            return ""
+        return (isinstance(self.engine, ProcessEngine) and self.engine.problem) or self._chosen.why
 
     @property
     def server_state(self) -> LoopState:

@@ -18,7 +18,7 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="where the files go", show_default=False)]
 Workers = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="threads; does not change the result", show_default="every core")
+    int | None, typer.Option(min=1, max=1024, help="cores; does not change the result", show_default="every core")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but errors")]

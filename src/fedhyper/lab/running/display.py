@@ -80,16 +80,25 @@ class PlainLines(Quiet):
     def __init__(self, out: IO[str]) -> None:
         self.out = out
         self.clock = Clock()
+        self._trained_by = ""
 
     def start(self, run: Run) -> None:
         """What is being run, and from which round."""
         self._say(title(run.config))
+        self._say_trained_by(run)
         if run.round:
             self._say(f"continuing after round {run.round} of {run.config.rounds}")
         self.clock = Clock()
 
+    def _say_trained_by(self, run: Run) -> None:
+        """Once, and again when it has changed: worker processes that could not be started."""
+        if run.sim.trained_by not in ("", self._trained_by):
+            self._trained_by = run.sim.trained_by
+            self._say(f"trains {self._trained_by}")
+
     def round(self, run: Run, record: Record) -> None:
         """The round in numbers."""
+        self._say_trained_by(run)
         self.clock.tick()
         self._say(
             f"round {record['round']:>4}/{run.config.rounds}  accuracy {percent(record['accuracy']):>8}  "

@@ -65,6 +65,8 @@ class LiveTable(Quiet):
 
         config, done = self._run.config, self._run.round
         lines = [Text(title(config), style="bold"), round_table(self._records[-ROWS:])]
+        if self._run.sim.trained_by:
+            lines.insert(1, Text(f"trains {self._run.sim.trained_by}", style="dim"))
         for name, key, log in (("accuracy", "accuracy", False), ("local rate", "local_lr", True)):
             lines.append(Text(f"{name:>11} {sparkline((r[key] for r in self._records), log=log)}", style="cyan"))
         if any(r["global_lr"] != config.global_lr for r in self._records):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhyper.sim.data.augment import Augment
-from fedhyper.sim.data.objectives import CLASSES
 from fedhyper.sim.data.partition import Partition
-from fedhyper.sim.data.tasks import Task
-from fedhyper.sim.methods import Local
-from fedhyper.sim.models import linear_layers
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -95,33 +91,16 @@ class Engine(Protocol):
         """Give threads and settings back."""
 
 
-def make_engine(
-    kind: Literal["fast", "sequential"],
-    *,
-    model: nn.Module,
-    task: Task,
-    local: Local,
-    workers: int,
-    device: str,
-    dtype: torch.dtype,
-    augmented: bool = False,
-) -> Engine:
-    """The slow twin, or the fast engine that suits: clients stacked for softmax on linear layers, else threads.
+class Divisible(Engine, Protocol):
+    """An engine whose rounds fall into pieces of at most ``largest`` clients that can be trained apart."""
 
-    ``augmented``: whether tasks change their batches by chance; not on a stack, where images lie flat.
-    """
-    if kind == "sequential":
-        from fedhyper.sim.engines.sequential import SequentialEngine
+    largest: int
 
-        return SequentialEngine(model=model, task=task, local=local, device=device, dtype=dtype)
-    plain = dtype == torch.float32 and not augmented
-    if plain and task.objective is CLASSES and linear_layers(model) is not None:
-        from fedhyper.sim.engines.stacked import StackedEngine
+    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
+        """Positions in ``tasks``, each once; the same ones whatever the number of workers."""
 
-        return StackedEngine(model=model, task=task, local=local, workers=workers, device=device)
-    from fedhyper.sim.engines.threads import ThreadEngine
-
-    return ThreadEngine(model=model, task=task, local=local, workers=workers, device=device, dtype=dtype)
+    def train_piece(self, tasks: Sequence[ClientTask], sent: Sent) -> Sequence[Reply]:
+        """The replies of one piece, with the bits they have when ``train`` is given the whole."""
 
 
 def gather(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -45,17 +45,38 @@ class StackedEngine:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # workers are threads of ours; a sum split among torch's has other bits
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+        self.largest = max(1, min(_STACK, _STACK_WEIGHTS // self.layers[-1].end))
+
+    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
+        """The stacks, as positions in ``tasks``: of about as many local steps each, from half of ``_STACK`` clients on.
+
+        A step of a stack costs as much as 2 clients' more than its clients' (33 and 18 µs, softmax): two stacks of 16
+        are 6 % slower than one of 32 where there is one core, and 1.9 times as fast on two.
+        """
+        count = 1 if 2 * len(tasks) <= _STACK else 2 * -(-len(tasks) // _STACK)
+        share = sum(len(task.batches) for task in tasks) / count
+        stacks: list[list[int]] = [[]]
+        done = 0
+        for i, task in enumerate(tasks):
+            if len(stacks[-1]) == self.largest or done >= share * len(stacks):
+                stacks.append([])
+            stacks[-1].append(i)
+            done += len(task.batches)
+        return list(stacks)
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Stacks of clients, replies in the order of ``tasks``."""
-        size = max(1, min(_STACK, _STACK_WEIGHTS // self.layers[-1].end))
-        stacks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
+        stacks = [[tasks[i] for i in piece] for piece in self.pieces(tasks)]
         if self._pool is None or len(stacks) == 1:
             for stack in stacks:
-                yield from self._train_stack(stack, sent)
+                yield from self.train_piece(stack, sent)
         else:
-            for replies in self._pool.map(lambda stack: self._train_stack(stack, sent), stacks):
+            for replies in self._pool.map(lambda stack: self.train_piece(stack, sent), stacks):
                 yield from replies
+
+    def train_piece(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
+        """One stack."""
+        return self._train_stack(tasks, sent)
 
     def _train_stack(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
         # most steps first: at every step the clients still at work are the first n rows

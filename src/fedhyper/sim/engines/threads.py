@@ -153,6 +153,8 @@ class _Worker:
 class ThreadEngine:
     """Trains any model; a client's whole local training is one piece of work for one worker."""
 
+    largest = 1
+
     def __init__(
         self, *, model: nn.Module, task: Task, local: Local, workers: int, device: str, dtype: torch.dtype
     ) -> None:
@@ -167,6 +169,14 @@ class ThreadEngine:
         for worker in self._workers:
             self._idle.put(worker)
         self._pool = ThreadPoolExecutor(workers)
+
+    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
+        """One client each."""
+        return [[i] for i in range(len(tasks))]
+
+    def train_piece(self, tasks: Sequence[ClientTask], sent: Sent) -> list[Reply]:
+        """One client, in the thread that asks."""
+        return [self._train_one(task, sent) for task in tasks]
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Replies in the order of ``tasks``; a few are in flight, so memory does not grow with the cohort."""
