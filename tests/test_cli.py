@@ -340,7 +340,7 @@ def test_a_run_of_a_config_toml_is_called_after_its_directory(toml: str) -> None
     Path("mine").mkdir()
     Path(toml).rename("mine/config.toml")
     assert call("run", "mine/config.toml", "rounds=1", "--quiet", "--no-report") == 0
-    assert Path("runs/mine/rounds=1/summary.json").is_file()
+    assert Path("runs/mine/base/summary.json").is_file()
 
 
 def test_displays(tmp_path: Path) -> None:
