@@ -333,6 +333,14 @@ def test_sparklines() -> None:
     assert sparkline([5, 5]) == "▄▄"
     assert sparkline([None, float("nan")]) == ""
     assert len(sparkline(range(100), width=10)) == 10
+    assert sparkline([9, *range(8)], width=8) == "▁▂▃▄▅▆▇█", "the oldest is cut off, never the newest"
+
+
+def test_a_run_of_a_config_toml_is_called_after_its_directory(toml: str) -> None:
+    Path("mine").mkdir()
+    Path(toml).rename("mine/config.toml")
+    assert call("run", "mine/config.toml", "rounds=1", "--quiet", "--no-report") == 0
+    assert Path("runs/mine/base/summary.json").is_file()
 
 
 def test_displays(tmp_path: Path) -> None:
