@@ -82,7 +82,8 @@ def test_a_fifth_of_the_nodes_a_round_is_enough(draw: int) -> None:
     strategy = FedHyper(inner(), seed=draw)
     ours, _ = run(app, strategy, LocalGrid(app.client(), 50, shuffle=draw))
     assert ours >= plain - 0.01
-    assert strategy.history[-1]["local_lr"] > 0.02  # two steps a round at the shipped 0.01 lead nowhere
+    assert ours > 0.6  # two steps a round at the shipped 0.01 lead nowhere
+    assert not any(record["rollback"] for record in strategy.history)
 
 
 def test_a_loss_may_be_negative() -> None:
@@ -101,12 +102,13 @@ def test_a_loss_may_be_negative() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 10])
-def test_clients_that_climb_need_no_second_round_and_no_company(nodes: int) -> None:
+def test_clients_that_climb_need_no_second_round_and_no_company(nodes: int, caplog: pytest.LogCaptureFixture) -> None:
     app = replace(PYTORCH, rounds=3, rate=1e-6)
     inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     strategy = FedHyper(inner)
     ours, _ = run(app, strategy, LocalGrid(app.client(climbing_mod), nodes))
     assert ours > 0.7
+    assert "climbing_mod" not in caplog.text  # nobody is sent to what they have
     assert strategy.history[0]["clients_used"] == nodes
     assert 0.03 < strategy.history[1]["local_lr"] < 3 if nodes == 10 else strategy.history[1]["local_lr"] > 1e-3
 
@@ -287,7 +289,7 @@ def test_a_client_that_fails_at_high_rates_votes_for_a_low_one_and_keeps_its_sta
 
 
 @pytest.mark.flower
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.mark.parametrize("name", ["pytorch", "adamw", "sklearn"])
 def test_through_the_simulation_engine(name: str) -> None:

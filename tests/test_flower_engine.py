@@ -84,6 +84,7 @@ def test_only_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.flower
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_run_directory_through_the_real_simulation_engine(tmp_path: Path) -> None:
     config = settings(clients=10, clients_per_round=4)

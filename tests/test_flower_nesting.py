@@ -76,7 +76,11 @@ def test_the_weight_of_a_nested_strategy_is_seen() -> None:
     for schedule in ("auto", "g"):
         strategy = FedHyper(Logged(FedAvg(weighted_by_key="n", fraction_evaluate=0.0)), schedule, seed=0)
         result = start(strategy, spoil=dict.fromkeys(range(6), renamed))
-        assert same_bits(result, start(FedHyper(FedAvg(fraction_evaluate=0.0), schedule, seed=0)))
+        direct = start(FedHyper(FedAvg(fraction_evaluate=0.0), schedule, seed=0))
+        for name, array in numbers(
+            direct
+        ).items():  # the mean of a strategy that is nested is its own: a rounding apart
+            np.testing.assert_allclose(numbers(result)[name], array, rtol=1e-5, atol=1e-6)
 
 
 # --- advanced-pytorch ------------------------------------------------------------------------------------------------

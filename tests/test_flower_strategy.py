@@ -57,7 +57,8 @@ def test_any_strategy_can_be_wrapped_and_the_model_keeps_its_form(name: str, sch
         assert (result[key].dtype, result[key].shape) == (array.dtype, array.shape)
     assert all(np.isfinite(value).all() for value in numbers(result).values())
     assert [record["clients_rejected"] for record in strategy.history] == [0] * 6
-    start = 3 if schedule == "auto" else 0  # in which clients try rates out and only those near the best are used
+    # in which clients try rates out and only those near the best are used; Adam's first step does damage and is undone
+    start = 4 if schedule == "auto" else 0
     assert [record["clients_used"] for record in strategy.history][start:] == [6] * (6 - start)
 
 

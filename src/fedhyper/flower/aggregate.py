@@ -89,6 +89,7 @@ class Aggregator:
         errors = [message for message in messages if message.has_error()]
         believed, rejected = sift((message for message in messages if not message.has_error()), expected, before)
         believed = roster.in_order(believed)
+        heard: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
         climbers = self._climbers(believed) if expected.climbs else []
         unheard = not climbers and self._unheard(believed, expected.rungs)
         votes: tuple[tuple[int, float], ...] | None = None
@@ -127,11 +128,12 @@ class Aggregator:
         if not plain and not layout.accepts(after):
             return nothing._replace(report=RoundReport(refused=len(believed) + len(rejected)))
 
-        rows: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
         if self.aggregate_only:
-            rows = [dict(metrics or {})]
+            heard = [dict(metrics or {})]
             counters = {name: after[name] for name in layout.counters}
-        losses = self.losses.values(rows)
+        # of everybody who answered, also where few are used: these were chosen for their low losses, and a median of
+        # them would have the next round's look like damage
+        losses = self.losses.values(heard)
         if at_once:
             delta = mean(replies, weights, layout.trained, before)
         elif readable:
@@ -143,7 +145,7 @@ class Aggregator:
         report = RoundReport(
             delta=delta,
             losses=losses,
-            sq_norm=self._sq_norm(believed, rows[0]),
+            sq_norm=self._sq_norm(believed, heard[0]),
             statistics=statistics or None,
             refused=len(rejected),
             votes=votes,

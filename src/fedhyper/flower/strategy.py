@@ -156,6 +156,7 @@ class FedHyper(Strategy):
         self._given: ArrayRecord | None = None  # the mean that a loop of the inner strategy's own was given
         self._loop_is_theirs, self._climbs, self._warned = False, False, set[str]()
         self._rounds: int | None = None  # known inside start()
+        self._few: str | None = None  # what to say of too few rounds or nodes, if clients turn out to try one rate each
         return run
 
     def _warn_once(self, what: str, line: str, *words: object) -> None:
@@ -187,8 +188,7 @@ class FedHyper(Strategy):
         self._climbs = run.state.climbs and ladder is not None
         if run.state.climbs and ladder is not None:
             self._rungs = spread_rates(ladder, messages, run.state, entries)
-            if self._rounds is not None and (line := too_few(ladder, len(messages), self._rounds)):
-                self._warn_once("few", line)
+            self._few = None if self._rounds is None else too_few(ladder, len(messages), self._rounds)
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._records.sent(messages)
         return messages
@@ -226,6 +226,8 @@ class FedHyper(Strategy):
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
         rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr)
         record = self._records.add(server_round, rates, made, decision, measured)
+        if self._few is not None and made.believed and not made.report.climbed:  # clients that climb need no more
+            self._warn_once("few", self._few)
         if made.unheard:
             self._warn_once("unheard", UNHEARD, self.lr_key or "lr")
         reasons = complain(record, self.rejected, messages, self._asked, self._roster)
