@@ -345,6 +345,7 @@ def test_nothing_is_left_of_a_run_that_was_killed(number: signal.Signals) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_nothing_is_left_of_fifty_runs_that_were_killed() -> None:
     rng = random.Random(0)

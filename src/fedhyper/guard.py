@@ -67,9 +67,8 @@ def fair_weights(
     median is over clients that moved: one that sends zeros cannot lower it. With a share p of hostile clients that all
     pull one way the mean keeps its sign while p < ρ/(ρ + norm_cap), ρ ≤ 1 being how far the honest agree.
 
-    Tried, and no better by lengths alone: the third strongest pull of ten, a share of all pulls, the distance from the
-    last mean. Better, but it needs every inner product: who points against the others may cost them a tenth of their
-    way (docs/security.md has the figures).
+    Tried by lengths alone, and no better: the third strongest pull of ten, a share of all pulls, the distance from the
+    last mean. What needs every inner product is better, and in docs/security.md.
     """
     fair = [float(weight) for weight in weights]
     heaviest = weight_cap * median_low(fair) if fair else 0.0
