@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from typing import Any
@@ -121,3 +122,27 @@ def test_rates_of_a_million_steps_are_summed_up() -> None:
         rates.add(n, np.full(n, 1.0 + k))
     assert rates.of(0) == (2_500.5, 1.0, 5_000.0, 5_000.0)
     assert rates.of(1) == (750.5, 1.0, 1_500.0, 1_500.0)
+
+
+_RUN = """
+from fedhyper.lab.config.model import make_config
+from fedhyper.lab.running.build import make_simulation
+for keys in ({"model": "logistic"}, {"model": "mlp", "model_options": {"hidden": 200, "depth": 2}}):
+    values = {"task": "digits", "method": "fedhyper-cl", "rounds": 2, "batch_size": 64, "local_lr": 0.1}
+    simulation = make_simulation(make_config(values | keys))
+    simulation.run_round(evaluate=False)
+    simulation.run_round(evaluate=False)
+    print(simulation.weights_sha256())
+    simulation.close()
+"""
+
+
+def test_same_bits_however_many_threads_numpy_has() -> None:
+    """Small products are NumPy's: OpenBLAS would split large ones, with other bits."""
+    seen = set()
+    for threads in ("1", "2", "8"):
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        done = subprocess.run([sys.executable, "-c", _RUN], capture_output=True, text=True, env=environment, check=True)
+        seen.add(done.stdout)
+    assert len(seen) == 1
+    assert len(seen.pop().split()) == 2
