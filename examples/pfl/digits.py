@@ -61,10 +61,10 @@ class Show(TrainingProcessCallback):
         return False, Metrics()
 
 
-def run(method="fedhyper", rounds=30, local_lr=0.001, checkpoints=None):
+def run(method="fedhyper", rounds=30, local_lr=0.001, checkpoints=None, seed=0):
     """What ``Show`` prints, and the newest weights. ``method``: fedavg, hyperserver (the global rate) or fedhyper."""
-    np.random.seed(0)
-    torch.manual_seed(0)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
     torch.set_num_threads(1)
     digits = load_digits()
     x, y = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
@@ -109,5 +109,6 @@ if __name__ == "__main__":
     parser.add_argument("--method", choices=("fedavg", "hyperserver", "fedhyper"), default="fedhyper")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--local-lr", type=float, default=0.001)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    run(options.method, options.rounds, options.local_lr)
+    run(options.method, options.rounds, options.local_lr, seed=options.seed)

