@@ -155,8 +155,7 @@ class FedHyper(Strategy):
         self.rejected, self._asked, self._rungs = [], set[int](), dict[int, int]()
         self._given: ArrayRecord | None = None  # the mean that a loop of the inner strategy's own was given
         self._loop_is_theirs, self._climbs, self._warned = False, False, set[str]()
-        self._rounds: int | None = None  # known inside start()
-        self._few: str | None = None  # what to say of too few rounds or nodes, if clients turn out to try one rate each
+        self._rounds, self._few = None, None  # type: int | None, str | None  # known inside start(); a word of warning
         return run
 
     def _warn_once(self, what: str, line: str, *words: object) -> None:
@@ -198,8 +197,7 @@ class FedHyper(Strategy):
     ) -> Iterable[Message]:
         """The inner strategy's messages, with the weights that are returned in the end."""
         run, configure = self._run, nesting.own(self.strategy, "configure_evaluate")
-        sample, kept = self._roster.sample, run.kept(arrays)
-        messages = sample(configure, server_round + run.offset, kept, config, grid, self.seed)
+        messages = self._roster.sample(configure, server_round + run.offset, run.kept(arrays), config, grid, self.seed)
         self._asked = {message.metadata.dst_node_id for message in messages}
         return messages
 
