@@ -180,7 +180,9 @@ class Ladder:
         led = [own[i] + (own[i - 1] if i else 0.0) for i in range(len(own))]
         best = order[max(range(len(order)), key=lambda i: (led[i], raw[i]))]
         # On a plateau a round gains less than clients differ, and a low rate stays there: the highest that is no worse.
-        noise = 2 * median(abs(gain - median(raw[: len(lower)])) for gain in raw[: len(lower)])
+        # (How far single clients differ: medians of three rungs may happen to agree.)
+        unmoved = [gain for rung, gain in zip(rungs, gained, strict=True) if rung in lower and math.isfinite(gain)]
+        noise = 2 * median(abs(gain - median(unmoved)) for gain in unmoved) if unmoved else 0.0
         if sorted(raw)[-2:][0] <= noise and order[-1] - order[0] >= 6:
             best = max((rung for rung, gain in zip(order, raw, strict=True) if gain >= -noise), default=best)
         used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best and math.isfinite(gained[i]))
