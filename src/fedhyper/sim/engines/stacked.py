@@ -62,7 +62,7 @@ class StackedEngine:
                 stacks.append([])
             stacks[-1].append(i)
             done += len(task.batches)
-        return list(stacks)
+        return [stack for stack in stacks if stack]  # nobody may come, where each is sampled by a coin of its own
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Stacks of clients, replies in the order of ``tasks``."""
