@@ -48,12 +48,13 @@ class Contender:
 
 FAST = Contender("fedhyper", "fedhyper", "ours.py", ("fast", "2", "fedavg"))
 NAIVE_1 = Contender("naive, 1 thread", "naive", "naive.py", ("1",))
+NAIVE_2 = Contender("naive, 2 threads", "naive", "naive.py", ("2",))
 METHODS = ("fedavg", "fedhyper-g", "fedhyper-sl", "fedhyper-cl")
 OWN = [
     FAST,
     Contender("hand-tuned, 2 threads", "tuned", "tuned.py", ("2",)),
     NAIVE_1,
-    Contender("naive, 2 threads", "naive", "naive.py", ("2",)),
+    NAIVE_2,
     Contender("sequential twin", "sequential", "ours.py", ("sequential", "1", "fedavg")),
 ]
 PEER_CONTENDERS = [

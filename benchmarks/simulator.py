@@ -30,15 +30,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import command_line
 import cores
 import scaling
-from contenders import FAST, METHODS, NAIVE_1, OWN, PEER_CONTENDERS, Contender, Failed, Running
+from contenders import FAST, METHODS, NAIVE_1, NAIVE_2, OWN, PEER_CONTENDERS, Contender, Failed, Running
 from workloads import WORKLOADS, prepare
 
-SECTIONS = ("W1", "W0", "resnet", "lstm", "methods", "cores", "start", "overhead", "scaling")
+SECTIONS = ("W1", "W0", "mlp20", "cnn20", "resnet", "lstm", "methods", "cores", "start", "overhead", "scaling")
 WARM = 2  # rounds before timing; the weights are compared after them
 # Seconds of the best of a group must be at least this many times fedhyper's.
 TARGETS = {
     "W1": {"tuned": 0.95, "naive": 1.9, "pfl": 1.4, "flower": 1.8, "fedlab": 2.0, "fedjax": 4.5},
     "W0": {"naive": 9.0, "pfl": 10.0},
+    "mlp20": {"naive": 5.0},
+    "cnn20": {"naive": 5.0},
     "resnet": {"naive": 1.9},
     "lstm": {"naive": 1.9},
     "smoke": {},
@@ -111,6 +113,8 @@ def _section(name: str, options: argparse.Namespace, directory: Path) -> Any:
 def _contenders(name: str, peers: bool) -> list[Contender]:
     if name in ("resnet", "lstm"):
         return [FAST, NAIVE_1]
+    if name in ("mlp20", "cnn20"):
+        return [FAST, NAIVE_1, NAIVE_2]
     own = OWN if name == "W1" else [contender for contender in OWN if contender.group != "tuned"]
     return own + (PEER_CONTENDERS if peers else [])
 

@@ -44,6 +44,13 @@ WORKLOADS = {
         task="mnist", model="logistic", clients=100, clients_per_round=40, batch_size=10, local_lr=0.01
     ),
     "cnn10": Workload(task="fmnist", model="cnn", clients=1000, clients_per_round=40, batch_size=10, local_lr=0.01),
+    # 3,000 clients of 20 images
+    "mlp20": Workload(
+        task="mnist", model="mlp", clients=3000, clients_per_round=100, batch_size=10, local_lr=0.01, kind="iid"
+    ),
+    "cnn20": Workload(
+        task="fmnist", model="cnn", clients=3000, clients_per_round=100, batch_size=10, local_lr=0.01, kind="iid"
+    ),
     "resnet": Workload(
         task="cifar10",
         model="resnet18",

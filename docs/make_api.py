@@ -20,7 +20,6 @@ import fedhyper.client
 import fedhyper.flower
 import fedhyper.torch
 from fedhyper.client.constants import DeltaConstants, PolyakConstants
-from fedhyper.lab.trackers import log
 from fedhyper.settings import settings_of
 from fedhyper.sim import registry
 from fedhyper.sim.simulation import Simulation
@@ -70,10 +69,7 @@ def parts() -> list[Part]:
     found.append(Part("fedhyper.sim.registry", "Names of yours for configs: [extend.md](extend.md).", registers))
     about = "The simulator as a class. Needs the `[sim]` extra."
     found.append(Part("fedhyper.sim.simulation", about, {"Simulation": Simulation}))
-    return [
-        *found,
-        Part("fedhyper.lab.trackers", "Every round to a function: [trackers.md](trackers.md).", {"log": log}),
-    ]
+    return found
 
 
 class Doc(NamedTuple):

@@ -172,6 +172,17 @@ def test_most_clients_have_to_meet_it() -> None:
     assert judged([*FALLING, [0.9] * 4 + [math.nan] * 6])[-1] == "damaged"
 
 
+def test_a_refuted_alarm_leaves_all_but_what_was_heard() -> None:
+    rule = Damage()
+    state = rule.init()
+    for losses in FALLING:
+        state = rule.update(state, losses, 0.0)
+    assert rule.update(state, [9.0] * 10, 0.0).verdict == "damaged"
+    refuted = rule.update(state, [9.0] * 10, 0.0, refuted=True)
+    assert refuted == state._replace(heard=(), verdict="fair", rounds=0, worse=0)
+    assert rule.update(refuted, [9.0] * 10, 0.0).verdict == "damaged"  # it may be asked again
+
+
 def test_a_little_worse_is_no_damage() -> None:
     # recent is the median of the last ten, 1.5 here: damage begins at 0.8 of what was gained by then
     assert judged([*FALLING, [1.6] * 10])[-1] == "fair"

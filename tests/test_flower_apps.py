@@ -227,7 +227,8 @@ def test_the_client_sees_its_own_rate_again_and_nothing_stays_behind() -> None:
     assert seen == [1e-3]
     assert torch.Tensor.backward is backward
     metrics = reply.content["metrics"]
-    assert (metrics["fedhyper.lr"], metrics["fedhyper.loss"], metrics["fedhyper.train-loss"]) == (0.25, 0.0, 0.0)
+    assert (metrics["fedhyper.lr"], metrics["fedhyper.train-loss"]) == (0.25, 0.0)
+    assert "fedhyper.loss" not in metrics  # one batch's says little
 
 
 def test_other_threads_are_left_alone() -> None:
@@ -289,10 +290,11 @@ def test_a_client_that_fails_at_high_rates_votes_for_a_low_one_and_keeps_its_sta
 
 
 @pytest.mark.flower
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.mark.parametrize("name", ["pytorch", "adamw", "sklearn"])
-def test_through_the_simulation_engine(name: str) -> None:
+def test_through_the_simulation_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 otherwise: on a busy machine clients would wait for all others
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 

@@ -81,6 +81,23 @@ def test_products_are_exact_enough_and_zero_vectors_are_no_trouble() -> None:
     assert math.isfinite(state.local_lr)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_mean_and_what_it_shares_with_each_reply_in_one_look(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"a": (3, 11_111), "none": (0,), "one": ()}
+    before = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    replies = [{k: (v + 0.1 * rng.normal(size=v.shape)).astype(dtype) for k, v in before.items()} for _ in range(4)]
+    weights = [1, 2.5, 3, 0.01]
+    delta, along = sums.moved(replies, weights, list(shapes), before)
+    for name, array in sums.mean(replies, weights, list(shapes), before).items():
+        assert np.array_equal(array, delta[name])
+        assert array.shape == shapes[name]
+    rows = np.stack([np.concatenate([np.ravel(before[k].astype(float) - r[k]) for k in shapes]) for r in replies])
+    rough = {np.float16: 5e-2, np.float32: 1e-5, np.float64: 1e-12}[dtype]  # of the length of the vectors
+    exact, scale = rows @ (np.array(weights) @ rows), float(np.linalg.norm(rows[0]) ** 2)
+    np.testing.assert_allclose(along, exact, atol=rough * scale)
+
+
 @pytest.mark.parametrize("keys", [("a", "b", "c"), ("c", "a", "b")])
 def test_products_do_not_depend_on_the_order_of_the_arrays(keys: tuple[str, ...]) -> None:
     """A checkpoint gives arrays back by name, not by place."""

@@ -165,7 +165,7 @@ def one_round(attack: Attack | None, *, nodes: int = 6, inner: Strategy | None =
 def test_a_long_update_pulls_no_harder_than_a_usual_one(factor: float) -> None:
     honest, one, other, free = (
         numbers(one_round(attack, norm_cap=cap)[0])[NAME]
-        for attack, cap in ((None, 1.5), (stretched(factor), 1.5), (stretched(7 * factor), 1.5), (stretched(factor), 0))
+        for attack, cap in ((None, 3.0), (stretched(factor), 3.0), (stretched(7 * factor), 3.0), (stretched(factor), 0))
     )
     usual = float(np.linalg.norm(honest - numbers(initial())[NAME]))
     assert np.linalg.norm(one - honest) < usual
@@ -173,7 +173,7 @@ def test_a_long_update_pulls_no_harder_than_a_usual_one(factor: float) -> None:
     assert np.linalg.norm(free - honest) > 1.5 * np.linalg.norm(one - honest)
 
 
-def test_a_claim_is_worth_ten_medians_at_most_and_its_pull_one_and_a_half() -> None:
+def test_a_claim_is_worth_ten_medians_at_most_and_no_more_than_another_s_pull() -> None:
     huge, large, honest = (
         one_round(attack)[0] for attack in (claims(num_examples=2**53), claims(num_examples=900), None)
     )
@@ -188,7 +188,7 @@ def test_statistics_far_off_cost_weight_too() -> None:
         came = numbers(reply.content["arrays"])
         reply.content["arrays"] = arrays(**{**came, "bn.running_mean": np.full(4, 1e20, np.float32)})
 
-    kept, free = (numbers(one_round(far, norm_cap=cap)[0])["bn.running_mean"] for cap in (1.5, 0.0))
+    kept, free = (numbers(one_round(far, norm_cap=cap)[0])["bn.running_mean"] for cap in (3.0, 0.0))
     assert np.abs(kept).max() < 20  # the honest ones' are their partitions, 0 to 5
     assert np.abs(free).max() > 1e18
 

@@ -90,8 +90,9 @@ def test_a_start_of_its_own_runs_the_rounds_and_its_files_and_log_are_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner, seen = CustomFedAvg(fraction_evaluate=0.0), []
-    strategy = FedHyper(inner, seed=0, on_round=seen.append)
+    strategy = FedHyper(inner, seed=0)
     strategy.set_save_path(tmp_path)  # what FedHyper has not is the inner strategy's
+    strategy.on_round = seen.append
     grid = LocalGrid(PYTORCH.client(), 10)
     with caplog.at_level(logging.WARNING, "flwr"):
         accuracy, result = run(PYTORCH, strategy, grid, num_rounds=12, evaluate_fn=evaluate_with(PYTORCH))
@@ -221,7 +222,8 @@ def test_one_failed_node_does_not_cost_the_round_inside_noise() -> None:
         return Message(Error(2, "no"), reply_to=reply)
 
     strategy = FedHyper(noisy(FedAvg(), 0.01, 5.0), "g", seed=0)
-    start(strategy, rounds=3, spoil={2: fails})
+    result = start(strategy, rounds=3, spoil={2: fails})
+    assert not same_bits(result, initial())
     assert [row["clients_used"] for row in strategy.history] == [5, 5, 5]
 
 

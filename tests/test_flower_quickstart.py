@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_two_lines_beat_none_from_a_bad_rate(rate: float, tmp_path: Path, monkey
     ours = accuracy(patched(tmp_path, "two-lines.diff"), monkeypatch, **{"learning-rate": rate})
     assert plain < 0.3
     assert ours > 0.9
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_three_rounds_are_at_least_as_good_as_plain(
+    order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the app is shipped, but for the data: the order of nodes says who tries which rate."""
+    monkeypatch.setattr(f"{__name__}.LocalGrid", partial(LocalGrid, shuffle=order))
+    plain = accuracy(patched(tmp_path), monkeypatch, **{"num-server-rounds": 3})
+    assert accuracy(patched(tmp_path, "two-lines.diff"), monkeypatch, **{"num-server-rounds": 3}) >= plain
 
 
 def test_two_more_lines_change_nothing_when_the_server_is_honest(

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedhyper.automatic.ladder import Ladder
 from fedhyper.flower import FedHyper, identify
+from fedhyper.flower.run_log import shown
 from tests.flower_support import LocalGrid, arrays, numbers, same_bits
 from tests.test_flower_resume import DyingGrid, Killed
 
@@ -99,6 +100,28 @@ def test_three_nodes_a_round_find_a_good_rate(reports: str) -> None:
     assert 0.03 < start(logistic_app(reports), clients=3, rounds=12)[0].state.local_lr < 10
 
 
+def test_in_a_run_that_is_all_start_updates_at_lower_rates_are_stretched_to_the_best_one() -> None:
+    """Every client moves by its rate; 1 is best, and used with 0.1. Ten clients need one round: is there another?"""
+    app = identify(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        rate, part = float(message.content["config"]["lr"]), int(context.node_config["partition-id"])
+        w = message.content["arrays"]["w"].numpy() - np.float32(rate)
+        metrics = MetricRecord({"num-examples": 10 + part, "train_loss": 3.0 - rate if rate < 2 else 3.0 + rate})
+        return Message(RecordDict({"arrays": arrays(w=w), "metrics": metrics}), reply_to=message)
+
+    def first_step(rounds: int) -> Any:
+        strategy, grid = FedHyper(FedAvg(fraction_evaluate=0.0), seed=0), LocalGrid(app, 10)
+        result = strategy.start(grid, arrays(w=np.zeros(10, np.float32)), num_rounds=rounds)
+        assert strategy.history[0]["clients_used"] == 2
+        after = [m.content["arrays"] for m in grid.sent if m.content.get("config", {}).get("server-round") == 2]
+        return numbers(after[0] if after else result.arrays)["w"]
+
+    np.testing.assert_allclose(first_step(rounds=1), -1.0, rtol=1e-6)
+    assert (np.abs(first_step(rounds=2) + 0.55) < 0.1).all()  # by weights of 10 to 19
+
+
 def test_two_nodes_have_nothing_to_compare_and_keep_the_hint() -> None:
     _, grid, _ = start(logistic_app(), clients=2, local_lr=0.2)
     assert sent(grid)[1] == [0.2, 0.2]
@@ -181,6 +204,9 @@ def test_clients_that_do_not_follow_the_rate_are_named_once_and_all_used(deaf: b
         assert "'lr'" in warned[0]
         assert [row["clients_used"] for row in strategy.history] == [clients] * 4
         assert sent(grid)[2] == [0.2] * clients
+    # a rate that nobody uses is not logged
+    assert [row["local_lr"] is None for row in strategy.history] == [deaf] * 4
+    assert ["fedhyper.local-lr" in shown(row) for row in strategy.history] == [not deaf] * 4
 
 
 @pytest.mark.parametrize(("clients", "rounds", "words"), [(2, 9, "cannot compare"), (3, 3, "there are 3"), (10, 3, "")])

@@ -346,12 +346,13 @@ def test_a_round_in_which_nobody_answers_changes_nothing_but_its_number(schedule
         calls["n"] += 1
         return nobody(reply) if 24 < calls["n"] <= 30 else reply
 
-    def unhurried(**grid: Any) -> FedHyper:
+    def unhurried(**grid: Any) -> tuple[FedHyper, ArrayRecord]:
         strategy = FedHyper(FedAvg(fraction_evaluate=0.0), schedule, seed=0, local_lr=0.02)
-        run(strategy, rounds=7 if grid else 6, **grid)
-        return strategy
+        return strategy, run(strategy, rounds=7 if grid else 6, **grid)
 
-    disturbed, quiet = unhurried(spoil=dict.fromkeys(range(6), in_round_5)), unhurried()
+    disturbed, after = unhurried(spoil=dict.fromkeys(range(6), in_round_5))
+    quiet, reference = unhurried()
+    assert same_bits(after, reference)
     used = [row["clients_used"] for row in quiet.history]
     assert [row["clients_used"] for row in disturbed.history] == [*used[:4], 0, *used[4:]]
     assert used[3:] == [6, 6, 6]

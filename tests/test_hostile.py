@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedhyper.lab.running.build as build
+from fedhyper.baselines import Constant
 from fedhyper.errors import TrainingStopped
-from fedhyper.guard import NORM_CAP, WEIGHT_CAP, bounded, fair_weights
+from fedhyper.flower.records.fair import weigh
+from fedhyper.flower.records.replies import NodeReply
+from fedhyper.guard import AGAINST, NORM_CAP, WEIGHT_CAP, bounded, fair_weights, not_against
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.run import run_experiment
+from fedhyper.plan import Pair
+from fedhyper.server import Server
+from fedhyper.sim.aggregate import judged
+from fedhyper.sim.engines.base import Reply
 from fedhyper.sim.engines.hostile import ATTACKS, HostileEngine
 from fedhyper.sim.robust import robust
 from fedhyper.sim.simulation import Simulation
@@ -25,6 +32,7 @@ from fedhyper.sim.simulation import Simulation
 from .sim_support import make_simulation, run
 
 LIARS = ["loss 1e9", "loss −1e9", "loss NaN", "loss −1e9 once", "loss ×3", "loss 10 for 15 rounds"]
+vectors = st.lists(st.floats(-10, 10, width=32), min_size=4, max_size=4)
 repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=300)
 
 
@@ -44,14 +52,81 @@ def accuracy(simulation: Simulation, rounds: int = 25) -> float:
 
 
 def test_fair_weights_by_hand() -> None:
-    # pulls 1, 2, 3, 100: their median is 2.5, twice that is 5
-    assert fair_weights([1.0] * 4, [1.0, 2.0, 3.0, 100.0], 2.0) == [1.0, 1.0, 1.0, 0.05]
-    # weights 1, 1, 1, 2**53: the last counts as 10, so it pulls 10 where the median pulls 1, and keeps 2 of it
-    assert fair_weights([1, 1, 1, 2**53], [1.0] * 4, 2.0) == [1.0, 1.0, 1.0, 2.0]
+    # pulls 1, 2, 3, 100: their median is 2.5, and nobody of four pulls harder than the second
+    assert fair_weights([1.0] * 4, [1.0, 2.0, 3.0, 100.0], 2.0) == [1.0, 1.0, 1.0, 0.03]
+    assert fair_weights([1.0] * 4, [1.0, 2.0, 3.0, 100.0], 1.0) == [1.0, 1.0, 2.5 / 3, 0.025]
+    # of ten nobody pulls harder than the third
+    assert fair_weights([1.0] * 10, [1.0] * 7 + [2.0, 4.0, 8.0]) == [1.0] * 8 + [0.5, 0.25]
+    # if three are hostile, three medians
+    assert fair_weights([1.0] * 10, [1.0] * 7 + [6.0, 30.0, 300.0]) == [1.0] * 7 + [0.5, 0.1, 0.01]
+    # weights 1, 1, 1, 2**53: the last counts as 10, and pulls 10 where the second pulls 1
+    assert fair_weights([1, 1, 1, 2**53], [1.0] * 4, 2.0) == [1.0, 1.0, 1.0, 1.0]
     # who hardly moves keeps the largest weight there is
     assert fair_weights([1, 1, 1, 2**53], [1.0, 1.0, 1.0, 0.0], 2.0) == [1.0, 1.0, 1.0, WEIGHT_CAP]
     assert fair_weights([3.0], [7.0], 1.0) == [3.0]
+    assert fair_weights([1.0, 1.0], [1.0, 100.0]) == [1.0, 1.0]  # of two nobody can tell who is the odd one
     assert fair_weights([], []) == []
+
+
+def judge(weights: Sequence[float], updates: Sequence[Sequence[float]]) -> list[float]:
+    """``not_against`` of vectors."""
+    rows = np.array(updates)
+    return not_against(weights, (rows * rows).sum(1).tolist(), (rows @ (np.array(weights) @ rows)).tolist())
+
+
+def test_a_weight_against_the_others_by_hand() -> None:
+    # nine agree on (1, 0): R = (9, 0); one turned round may cost 8.1 and costs 9
+    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[-1.0, 0.0]])[-1] == pytest.approx(8.1 / 9)
+    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[-3.0, 0.0]])[-1] == pytest.approx(8.1 / 27)
+    assert judge([2.0] * 10, [[1.0, 0.0]] * 9 + [[-3.0, 0.0]])[-1] == pytest.approx(2 * 8.1 / 27)
+    # what is across costs nobody anything
+    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[0.0, 100.0]]) == [1.0] * 10
+    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[100.0, 0.0]]) == [1.0] * 10
+    # the others must move for there to be anything to take back
+    assert judge([1.0] * 3, [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]) == [1.0] * 3
+    assert judge([1.0], [[5.0, 5.0]]) == [1.0]
+    assert not_against([], [], []) == []
+    assert not_against([1.0, 2.0], [math.inf, 1.0], [math.nan, 1.0]) == [1.0, 2.0]
+
+
+@given(st.integers(2, 12).flatmap(lambda n: st.lists(vectors, min_size=n, max_size=n)), st.floats(1e-3, 1e3))
+@repeatable
+def test_nobody_takes_back_more_than_a_tenth_of_the_others_way(updates: list[list[float]], unit: float) -> None:
+    weights = [unit * (1 + i % 3) for i in range(len(updates))]
+    left, rows = judge(weights, updates), np.array(updates)
+    sums = (np.array(weights) @ rows) - np.array(weights)[:, None] * rows  # the others', with the weights they had
+    for before, after, row, others in zip(weights, left, rows, sums, strict=True):
+        assert 0 < after <= before
+        most = max(AGAINST * others @ others, 1e-3 * before**2 * row @ row)
+        assert -after * row @ others <= most * (1 + 1e-6) + 1e-9 * before**2
+        if -before * row @ others < most * (1 - 1e-6) - 1e-9 * before**2:
+            assert after == before  # to the bit
+    assert judge([2 * w for w in weights], updates) == pytest.approx([2 * w for w in left])  # in any unit
+
+
+def test_simulator_flower_and_server_have_one_rule() -> None:
+    """The same ten updates, one turned round and long, weigh the same in all of them."""
+    rng = np.random.default_rng(0)
+    updates = list(rng.normal(1.0, 1.0, (10, 300)).astype(np.float32))
+    updates[4], weights = -5 * updates[4], [float(w) for w in rng.integers(1, 40, 10)]
+    none, rest = torch.empty(0), [1.0] * 6  # losses and rates
+    replies = [
+        Reply(i, w, torch.tensor(d), none, none, *rest) for i, (d, w) in enumerate(zip(updates, weights, strict=True))
+    ]
+    simulated = [reply.examples for reply in judged(iter(replies), torch.zeros(300), NORM_CAP)]
+
+    before = {"w": np.zeros(300, np.float32)}
+    nodes = [
+        NodeReply(None, i, w, "", {"w": -d}, {}, float(d.astype(float) @ d))  # type: ignore[arg-type]
+        for i, (d, w) in enumerate(zip(updates, weights, strict=True))
+    ]
+    flower = [reply.weight for reply in weigh(nodes, NORM_CAP, before, ["w"])[0]]
+    assert flower == pytest.approx(simulated, rel=1e-5)
+    assert sum(new < old for new, old in zip(simulated, weights, strict=True)) >= 2
+
+    server = Server(np.zeros(300), Pair(local_rule=Constant(lr=0.1)))
+    server.step([d.astype(float) for d in updates], examples=weights)
+    np.testing.assert_allclose(-server.weights, np.average(updates, axis=0, weights=simulated), rtol=1e-5, atol=1e-6)
 
 
 def test_clients_that_send_zeros_do_not_lower_the_median() -> None:
@@ -65,7 +140,7 @@ def test_clients_that_send_zeros_do_not_lower_the_median() -> None:
     st.floats(0.0, 1e300),
 )
 @repeatable
-def test_one_client_pulls_at_most_twice_as_hard_as_the_median_of_honest_ones_and_its_neighbours(
+def test_one_client_pulls_at_most_as_hard_as_the_strongest_honest_one_and_three_medians(
     honest: list[tuple[float, float]], weight: float, norm: float
 ) -> None:
     weights, norms = zip(*honest, (weight, norm), strict=True)
@@ -74,27 +149,30 @@ def test_one_client_pulls_at_most_twice_as_hard_as_the_median_of_honest_ones_and
     pulls = sorted(w * n for w, n in honest)
     # with one liar the median of all lies between the honest ones next to the middle
     above = pulls[min(len(pulls) // 2 + 1, len(pulls) - 1)]
-    assert fair[-1] * norm <= NORM_CAP * above * (1 + 1e-9)
+    assert fair[-1] * norm <= min(NORM_CAP * above, pulls[-1]) * (1 + 1e-9)
     assert fair[-1] <= WEIGHT_CAP * sorted(w for w, _ in honest)[min(len(honest) // 2 + 1, len(honest) - 1)]
 
 
 def test_a_fair_weight_is_the_claimed_one_to_the_bit_where_nothing_is_cut() -> None:
     weights, norms = [0.1, 0.3, 0.7, 0.2], [1.0, 0.9, 0.5, 1.1]
-    assert fair_weights(weights, norms, 100.0) == weights
+    assert fair_weights(weights, norms, 100.0) != weights  # 0.35 and 0.27, where 0.27 is the second
+    assert fair_weights(weights, [1.0, 0.9, 0.3, 1.35], 100.0) == weights
 
 
 @pytest.mark.parametrize("attackers", range(1, 50))
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
-def test_the_mean_breaks_down_at_one_over_one_plus_the_cap(factor: float, attackers: int) -> None:
-    """100 clients, the honest ones agree on +1, the others send −1e6: the mean keeps its sign up to there."""
+def test_by_lengths_the_mean_breaks_down_at_one_over_one_plus_the_cap(factor: float, attackers: int) -> None:
+    """100 clients, the honest ones agree on +1, the others send −1e6: a fifth of them pulls as the honest do, more of
+    them as hard as the cap lets them; the mean keeps its sign up to there."""
     sent = [1.0] * (100 - attackers) + [-1e6] * attackers
     fair = fair_weights([1.0] * 100, [abs(x) for x in sent], factor)
     mean = math.fsum(w * x for w, x in zip(fair, sent, strict=True))
-    assert mean == pytest.approx((100 - attackers) - attackers * factor)
+    assert mean == pytest.approx((100 - attackers) - attackers * (1 if attackers <= 20 else factor))
 
 
 def test_bounded() -> None:
-    assert bounded([1.0, 2.0, 3.0, 1e9], 4.0) == [1.0, 2.0, 3.0, 8.0]
+    assert bounded([1.0, 2.0, 3.0, 1e9], 4.0) == [1.0, 2.0, 3.0, 3.0]  # but the strongest
+    assert bounded([1.0, 1.0, 1.0, 9.0, 1e9], 4.0) == [1.0, 1.0, 1.0, 4.0, 4.0]
     assert bounded([1.0, math.nan, 1.0, math.inf, -1.0], 4.0) == [1.0, 1.0, 1.0, 1.0, 1.0]
     assert bounded([math.nan], 4.0) == [0.0]
 
@@ -224,7 +302,9 @@ def test_a_run_that_only_rolls_back_ends_with_exit_code_3(tmp_path: Path) -> Non
         simulation.engine = HostileEngine(simulation.engine, ATTACKS["turned ×10"], {3})
         return simulation
 
-    with pytest.raises(TrainingStopped, match=r"^5 rollbacks soon after each other, up to round \d+: ") as stopped:
+    with pytest.raises(
+        TrainingStopped, match=r"^5 rollbacks without a gain between them, up to round \d+: "
+    ) as stopped:
         run_experiment(config, tmp_path / "run", make=make)
     assert stopped.value.exit_code == 3
     assert '"status": "diverged"' in (tmp_path / "run" / "summary.json").read_text()

@@ -38,11 +38,13 @@ def bits(**settings: Any) -> tuple[str, str]:
     return simulation.weights_sha256(), simulation.trained_by
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "batchnorm"])
+@pytest.mark.parametrize("model", ["mlp", "logistic", "cnn", "batchnorm"])
 def test_one_sha256_for_any_number_of_threads_and_processes(model: str) -> None:
     def one(engine: str, workers: int) -> str:
         made = batchnorm_net() if model == "batchnorm" else model
-        found, trained_by = bits(model=made, engine=engine, workers=workers)
+        # softmax: all batches have the same length, so that stacks are cut to suit the workers
+        few = {"clients": 12, "clients_per_round": 10, "batch_size": 5, "local_epochs": 3}
+        found, trained_by = bits(model=made, engine=engine, workers=workers, **few if model == "logistic" else {})
         assert workers == 1 or f"{workers} {engine}" in trained_by
         return found
 

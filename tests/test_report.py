@@ -141,6 +141,15 @@ def test_a_setting_implied_by_the_method_is_not_repeated(tmp_path: Path) -> None
     assert labels == ["fedavg, local_lr 0.001", "fedavg, local_lr 0.1", "fedavgm, local_lr 0.01"]
 
 
+def test_an_option_that_one_method_varies_is_not_said_of_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rounds=3, method="fedavgm", options={"momentum": 0.8})
+    write_run(tmp_path / "b", rounds=3, method="fedavgm", options={"momentum": 0.9})
+    write_run(tmp_path / "c", rounds=3, method="fedhyper", options={"momentum": 0.8})
+    write_run(tmp_path / "d", rounds=3, method="fedavg")
+    labels = [group.label for group in make_groups(load_runs([tmp_path]))]
+    assert labels == ["fedavg", "fedavgm, options.momentum 0.8", "fedavgm, options.momentum 0.9", "fedhyper"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

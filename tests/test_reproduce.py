@@ -20,10 +20,12 @@ from fedhyper.lab.paper.checks import rounds as round_checks
 from fedhyper.lab.paper.claims import CLAIMS, verdicts
 from fedhyper.lab.paper.cost import estimate
 from fedhyper.lab.paper.experiments import EXPERIMENTS
-from fedhyper.lab.paper.lending import Shelf
 from fedhyper.lab.paper.measured import first_updates, missing, part
-from fedhyper.lab.paper.pages import index, markdown, table_csv
 from fedhyper.lab.paper.planning import planned_runs, reductions
+from fedhyper.lab.paper.publishing.lending import Shelf
+from fedhyper.lab.paper.publishing.pages import index, markdown, table_csv
+from fedhyper.lab.paper.publishing.verdicts import first_updates_of
+from fedhyper.lab.paper.publishing.write import published_parts
 from fedhyper.lab.paper.reproduce import IDS, borrow, check_data, make_jobs, reproduce
 from fedhyper.lab.paper.results import Result, Results
 from fedhyper.lab.paper.variants import REPEATED, SETTINGS, Scale
@@ -108,7 +110,7 @@ def test_first_update_at_small_is_the_papers(tmp_path: Path) -> None:
     row = next(r for r in planned_runs("fig-g", "small") if (r.task, r.variant) == ("mnist", "fedavg"))
     run_experiment(row.cell.config.model_copy(update={"rounds": 1, "eval_every": 10}), tmp_path / "run")
     found = first_updates(Results([Result("mnist", "fedavg", "", 0, load_runs([tmp_path / "run"])[0])]))["mnist"]
-    published = json.loads(Path("docs/results/fig-g/paper/part.json").read_text())["first_updates"]["mnist"]
+    published = first_updates_of(published_parts(Path("docs/results"), "fig-g")[0])["mnist"]
     assert found == pytest.approx(published, rel=1e-3)  # the promise is a factor of 2; equal settings give equal bits
 
 
@@ -411,7 +413,8 @@ def test_page_sets_scales_side_by_side_and_says_when_a_verdict_changes() -> None
 
 
 def test_index_lists_every_experiment() -> None:
-    page = {"title": "t", "scale": "small", "done": 3, "planned": 4, "verdicts": [{"status": "reproduced"}]}
+    page = {"title": "t", "scale": "small", "done": 3, "planned": 4}
+    page |= {"verdicts": [{"text": "c", "task": "mnist", "status": "reproduced"}]}
     text = index({"fig-g": [page]})
     assert "| [fig-g](fig-g.md) | FedHyper-G against server optimizers | small | 3 of 4 | 1 | 0 | 0 |" in text
     assert text.count("not run yet") == len(EXPERIMENTS) - 1
@@ -457,6 +460,24 @@ def test_smoke(tmp_path: Path) -> None:
     check_runs_are_shared(tmp_path / "runs")
     check_a_longer_run_lends_its_first_rounds(tmp_path / "runs", tmp_path / "cut")
     check_pages_alone(tmp_path / "runs")
+    check_a_fresh_clone_starts_from_the_published_runs(tmp_path)
+
+
+def check_a_fresh_clone_starts_from_the_published_runs(root: Path) -> None:
+    """With the pages and their runs alone there is nothing left to do, and the pages come out as they were."""
+    pages, clone = root / "pages", root / "clone"
+    before = {path: path.read_bytes() for path in pages.rglob("*") if path.is_file()}
+    assert len(list((pages / "runs").iterdir())) >= len(planned_runs("fig-compose", "smoke"))
+    for name, run in (("fig-compose", True), ("overhead", False)):
+        (job,) = make_jobs([name], "smoke", clone)
+        assert reproduce([name], "smoke", clone, pages=pages, run=run, quiet=True) == 0
+        assert job.pending == []
+        assert not (job.out / "sweep.toml").exists(), "no run was started"
+    assert {path: path.read_bytes() for path in pages.rglob("*") if path.is_file()} == before
+    (timed,) = make_jobs(["overhead"], "smoke", root / "again")
+    assert borrow(timed, Shelf(published=pages / "runs")) == len(timed.planned), (
+        "timings are for pages; the command runs its own"
+    )
 
 
 def check_everything_is_written(root: Path, name: str) -> None:
@@ -503,13 +524,13 @@ def check_runs_are_shared(runs: Path) -> None:
     configs = [row.cell.config.values() for row in compose.planned]
     shared = [row for row in job.planned if row.cell.config.values() in configs]
     assert len(shared) >= 3
-    assert borrow(job, runs) == len(shared)
+    assert borrow(job, Shelf(runs)) == len(shared)
     assert {row.cell.name for row in job.planned} - {row.cell.name for row in job.pending} == {
         row.cell.name for row in shared
     }
-    assert borrow(job, runs) == 0
+    assert borrow(job, Shelf(runs)) == 0
     table = make_jobs(["tab-noniid"], "smoke", runs)[0]
-    assert borrow(table, runs) == 2, "FedAvg and fedhyper at Dirichlet 0.5: another name, the same run"
+    assert borrow(table, Shelf(runs)) == 2, "FedAvg and fedhyper at Dirichlet 0.5: another name, the same run"
 
 
 def check_a_longer_run_lends_its_first_rounds(runs: Path, out: Path) -> None:

@@ -14,13 +14,14 @@ from benchmarks.robustness import liars
 from benchmarks.robustness.axes import AXES, CHANGES
 from benchmarks.robustness.judging import judge, wanted
 from benchmarks.robustness.oracle import Rival, grid, rate, rung_of, search, tried
-from benchmarks.robustness.runs import Entry, Want, rule
+from benchmarks.robustness.runs import Entry, Want
 from benchmarks.robustness.settings import DIGITS, Axis, Setting
 from benchmarks.robustness.store import Store
 from fedhyper import Auto
 from fedhyper.errors import UserError
 from fedhyper.lab.config.model import Config
 from fedhyper.lab.results.stored import load_runs
+from fedhyper.lab.running.rule import rule
 from fedhyper.plan import Seen
 from fedhyper.settings import settings_of
 from fedhyper.sim.registry import METHODS, MethodEntry

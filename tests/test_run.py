@@ -145,7 +145,7 @@ def test_the_environment_and_the_partition(whole: Path) -> None:
     assert env is not None
     assert partition is not None
     versions = {"fedhyper", "python", "torch", "numpy"}
-    assert versions | {"platform", "machine", "cpu_count", "git", "started", "imports"} == set(env)
+    assert versions | {"platform", "machine", "cpu_count", "git", "rule", "started", "imports"} == set(env)
     assert env["torch"]
     assert partition["clients"] == 8
     assert sum(partition["sizes"]) == 1437
@@ -278,7 +278,7 @@ def test_the_guard(tmp_path: Path) -> None:
         ("batch_size", 8),
         ("weighting", "uniform"),
         ("sampling", "size"),
-        ("norm_cap", 3.0),
+        ("norm_cap", 2.0),
         ("subset", 1000),
         ("engine", "sequential"),
         ("client_metrics", True),

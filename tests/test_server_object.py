@@ -136,12 +136,12 @@ def test_statistics_are_averaged_with_the_examples_and_never_stepped() -> None:
     ("lie", "weight"), [(-10.0, 1.0), (1e6, 1.0), (1e100, 1.0), (-1.0, float(2**53)), (-1e-30, 1e300)]
 )
 def test_no_client_moves_the_model_by_more_than_its_share(lie: float, weight: float) -> None:
-    """Ten clients whose updates agree: the worst that one of them can do is to pull back by one and a half."""
+    """Ten clients whose updates agree: the worst that one can do is to hardly move, with the weight of ten."""
     honest = np.ones(4)
     server = Server(np.zeros(4), Pair(local_rule=Constant(lr=0.1)))
     server.step([honest] * 9 + [honest * lie], loss=[1.0] * 10, examples=[1.0] * 9 + [weight])
     moved = -server.weights
-    assert (moved >= 0.45).all()  # (9 - 10 · w)/(9 + w) with a pull of at most 1.5 medians; weight to ten medians
+    assert (moved >= 0.45).all()  # 9/(9 + 10); who turns round takes back a tenth of the others' 9: 8.1/9.9
     assert (moved <= 1.2).all()
     free = Server(np.zeros(4), Pair(local_rule=Constant(lr=0.1)), norm_cap=0.0)
     free.step([honest] * 9 + [honest * -10.0], examples=[1.0] * 10)

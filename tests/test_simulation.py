@@ -193,7 +193,7 @@ def test_norm_cap_limits_one_huge_update() -> None:
         poison(simulation, {1}, 1e3)
     norms = [run(simulation, 1)[0]["update_norm"] for simulation in (free, capped, honest)]
     assert norms[0] > 1e3
-    assert norms[1] < 3 * norms[2]  # one of four: two medians over three of them
+    assert norms[1] < 3 * norms[2]  # one of four
 
 
 @pytest.mark.parametrize("model", ["mlp", "batchnorm"])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedhyper.sim.engines.stacks import cost, cut
 from fedhyper.sim.local.row_products import cosine_rows, inner_rows
 from fedhyper.sim.local.step import Start, make_step
 from fedhyper.sim.local.used import StackRates
@@ -122,6 +123,48 @@ def test_rates_of_a_million_steps_are_summed_up() -> None:
         rates.add(n, np.full(n, 1.0 + k))
     assert rates.of(0) == (2_500.5, 1.0, 5_000.0, 5_000.0)
     assert rates.of(1) == (750.5, 1.0, 1_500.0, 1_500.0)
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+@pytest.mark.parametrize("method", ["fedavg", "fedhyper-cl", "fedprox", "delta-sgd", "fedsps", "fedhyper-cl-released"])
+def test_a_clients_reply_does_not_depend_on_its_stack(model: str, method: str) -> None:
+    simulation = make_simulation(method, model=model, clients=40, clients_per_round=24, batch_size=5, local_epochs=3)
+    simulation.run_round()  # CL has a last global step from here on
+    engine: Any = simulation.engine
+    tasks = [task for task in simulation.cohorts.tasks(1) if task.width == 5]
+    sent = simulation._sent(simulation._state)
+    whole, *others = (
+        [reply for piece in pieces for reply in engine.train_piece([tasks[i] for i in piece], sent)]
+        for pieces in [engine.pieces(tasks, workers) for workers in (1, 2, 3)] + [[[i] for i in range(len(tasks))]]
+    )
+    assert len(engine.pieces(tasks, 3)) == 3
+    for replies in others:
+        for one, other in zip(whole, replies, strict=True):
+            assert torch.equal(one.delta, other.delta)
+            assert one[5:] == other[5:]
+    simulation.close()
+
+
+def test_where_a_reply_may_depend_on_its_stack_that_does_not_depend_on_the_workers() -> None:
+    for settings in ({"batch_size": 1}, {"batch_size": 64}, {"batch_size": 500}):  # MKL's products; unequal widths
+        simulation = make_simulation(model="mlp", clients=40, clients_per_round=24, **settings)
+        engine: Any = simulation.engine
+        tasks = simulation.cohorts.tasks(0)
+        assert len({str(engine.pieces(tasks, workers)) for workers in (1, 2, 3)}) == 1
+        simulation.close()
+
+
+@pytest.mark.parametrize("steps", [[], [3], [9, 1, 1], [60, 50, 40, 30, 20, 10], list(range(200, 0, -2))])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_stacks_have_every_client_once_and_take_about_as_long(steps: list[int], count: int) -> None:
+    stacks = cut(steps, count, 32)
+    assert [i for stack in stacks for i in stack] == list(range(len(steps)))
+    assert all(0 < len(stack) <= 32 for stack in stacks)
+    costs = [cost([steps[i] for i in stack]) for stack in stacks]
+    if len(steps) == 100:
+        assert len(stacks) == (4 if count == 1 else 4 if count == 2 else 6 if count == 3 else 8)
+    if len(steps) == 100 and count == 8:  # none of them is as large as can be
+        assert max(costs) < 1.2 * sum(costs) / len(costs)
 
 
 _RUN = """

@@ -1,4 +1,4 @@
-"""``--track`` and ``log``: what a tracker is told, and that training does not depend on one."""
+"""``--track`` and ``fedhyper.log``: what a tracker is told, and that training does not depend on one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+import fedhyper
 from fedhyper.errors import UserError
 from fedhyper.lab import trackers
 from fedhyper.lab.cli import main
 from fedhyper.lab.config.model import Config, make_config
 from fedhyper.lab.running.progress import Silent
 from fedhyper.lab.running.run import run_experiment
-from fedhyper.lab.trackers import Tracking, log
+from fedhyper.lab.trackers import Tracking
 
 
 def config(**values: Any) -> Config:
@@ -71,9 +72,9 @@ def test_the_cells_of_a_sweep_are_tracked(tmp_path: Path) -> None:
 
 
 def test_a_function_is_told_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "_functions", [])
+    monkeypatch.setattr(fedhyper, "LISTENERS", [])
     told: list[tuple[str, dict[str, Any]]] = []
-    log(lambda directory, record: told.append((directory, record)))
+    fedhyper.log(lambda directory, record: told.append((directory, record)))
     run_experiment(config(), tmp_path, display=Tracking(Silent(), []))
     assert told == [(str(tmp_path), record) for record in records(tmp_path)]
 

@@ -17,6 +17,7 @@ MODELS = {
         nn.Linear(32 * 7 * 7, 10),
     ),
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10)),
     "digits": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
 }
 

@@ -5,9 +5,7 @@ OUT/cells/<setting>/<run>/      run directories like any other: fedhyper report 
 
 from __future__ import annotations
 
-import ast
 import copy
-import functools
 import hashlib
 import math
 import shutil
@@ -16,17 +14,16 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-import fedhyper
 from benchmarks.robustness.oracle import Rival
 from benchmarks.robustness.settings import Setting
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.config.toml import put
 from fedhyper.lab.results.metrics import total_seconds
 from fedhyper.lab.results.stored import StoredRun, load_runs
+from fedhyper.lab.running.rule import rule
 from fedhyper.lab.sweep.grid import MAX_NAME, Cell, cell_name
 
 LAST = 3  # evaluations that a score is the mean of; fewer in runs of fewer than nine
-_RULE = ("automatic/*.py", "sim/climbing.py", "sim/start.py")
 
 
 class Entry(NamedTuple):
@@ -96,19 +93,6 @@ def folder(setting: Setting) -> str:
     digest = hashlib.blake2b(setting.key.encode(), digest_size=3).hexdigest()
     parts = [str(value) for key, value in setting.values.items() if key in ("task", "model", "rounds")]
     return f"{'-'.join(parts)}-{digest}"
-
-
-@functools.cache
-def rule() -> str:
-    """Six digits of what the rule is: its syntax trees without docstrings. A changed rule runs its cells again."""
-    root, digest = Path(fedhyper.__file__).parent, hashlib.blake2b(digest_size=3)
-    for path in sorted(path for pattern in _RULE for path in root.glob(pattern)):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                node.value.value = ""  # a docstring, or another string that nothing reads
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()
 
 
 def measure(cell: Cell, out: Path) -> Entry:

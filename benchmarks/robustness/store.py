@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.robustness.runs import Entry, Want, rule
+from benchmarks.robustness.runs import Entry, Want
 from fedhyper.errors import UserError
+from fedhyper.lab.running.rule import rule
 from fedhyper.storage.files import read_json, write_new
 
 KEPT_CURVES = 2  # rivals of a setting whose curve is kept: the best ones

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.robustness.runs import rule
+from fedhyper.lab.running.rule import rule
 
 HEAD = f"""# Robustness: `fedhyper` against a tuned rival
 

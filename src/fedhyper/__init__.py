@@ -4,6 +4,9 @@ This package's top level needs nothing but the standard library. ``fedhyper.clie
 the ``fedhyper`` command the ``[sim]`` extra, ``fedhyper.flower`` the ``[flower]`` extra.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +51,23 @@ __all__ = [
     "ServerLoop",
     "Yogi",
     "auto",
+    "log",
     "theorem1",
 ]
+
+LISTENERS: list[Callable[[str, dict[str, Any]], Any]] = []  # of ``log``; the lab calls them
+
+
+def log(function: Callable[[str, dict[str, Any]], Any]) -> None:
+    """Have ``function(directory, record)`` called after every round of every simulated run of this process.
+
+    For a file that ``fedhyper run --import FILE.py`` or ``fedhyper sweep --import FILE.py`` reads. In Flower it is the
+    strategy's ``on_round``.
+
+    function  takes the run's directory, as text, and the new line of its ``metrics.jsonl``, as a dict
+    """
+    LISTENERS.append(function)
+
 
 # A name is imported when it is first used: the command line's help, and a program that needs one rule, wait for one.
 _HOMES = {

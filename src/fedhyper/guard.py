@@ -1,4 +1,9 @@
-"""What may be believed: the clamp every rate goes through, and the checks every reply goes through."""
+"""What may be believed: the clamp every rate goes through, the checks every reply goes through, and what it may weigh.
+
+No client moves a run by more than its share: what an update weighs in a mean is limited first by how hard it pulls
+(``fair_weights``), then by whether it pulls against the others (``not_against``). Every host asks both: the simulator,
+Flower's strategy, and ``Server``. What they cost, and what they hold, is in docs/security.md.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,10 @@ from statistics import median, median_low
 
 from fedhyper.arrays import Array, elementwise, in_pieces, is_number, isfinite, where
 
-NORM_CAP = 1.5  # medians: what it costs clean runs, and what it keeps from hostile ones, is in docs/security.md
+NORM_CAP = 3.0  # medians: what it costs clean runs, and what it keeps from hostile ones, is in docs/security.md
+AGAINST = 0.1  # of the way the others make together: what one client may cost them
 WEIGHT_CAP = 10.0  # medians: about Dirichlet 0.1's largest client; who claims more and hardly moves holds the rest back
+_ROUNDING = 1e-3  # of a client's own square: who is alone in moving opposes nobody by more
 
 
 def clamp(value: Array, low: float, high: float, keep: Array) -> Array:
@@ -33,6 +40,8 @@ def all_finite(array: Array) -> bool:
     """Whether every number of ``array``, of each of its pieces, is finite. A sum of squares would also refuse 1e200."""
     if in_pieces(array):
         return all(all_finite(piece) for piece in (array.values() if isinstance(array, dict) else array))
+    if hasattr(array, "double") and math.isfinite(array.sum()):
+        return True  # one pass over it, and no sum of numbers is finite if one is not. NumPy would warn of an overflow
     finite = isfinite(array)
     return finite if isinstance(finite, bool) else bool(finite.all())
 
@@ -60,27 +69,56 @@ def fair_weights(
 
     weights     what the clients claim, each above 0
     norms       |Δ_m|, finite
-    norm_cap    strongest pull w_m·|Δ_m|, in medians of the round, above 0; raising it cuts less
+    norm_cap    strongest pull w_m·|Δ_m|, in medians of the round, above 0; raising it cuts less. Nobody pulls harder
+                than the strongest but a fifth (the third of ten), either
     weight_cap  largest weight, in medians of the round, above 0; raising it believes more
 
     A pull that is too strong costs the client weight: no array is touched, and whoever makes the mean can be told. The
-    median is over clients that moved: one that sends zeros cannot lower it. With a share p of hostile clients that all
-    pull one way the mean keeps its sign while p < ρ/(ρ + norm_cap), ρ ≤ 1 being how far the honest agree.
+    median is over clients that moved: one that sends zeros cannot lower it.
 
-    Tried by lengths alone, and no better: the third strongest pull of ten, a share of all pulls, the distance from the
-    last mean. What needs every inner product is better, and in docs/security.md.
+    The strongest but a fifth costs clean runs little, but a third of hostile clients set it themselves: hence the
+    medians. Medians alone, 1.5 of them, cost a point where clients differ. What else was tried is in docs/security.md.
     """
     fair = [float(weight) for weight in weights]
     heaviest = weight_cap * median_low(fair) if fair else 0.0
     fair = [min(weight, heaviest) for weight in fair]
     pulls = [weight * norm for weight, norm in zip(fair, norms, strict=True)]
     moved = [pull for pull in pulls if pull > 0]
-    strongest = norm_cap * median(moved) if moved else 0.0
+    strongest = _most(moved, norm_cap * median(moved)) if moved else 0.0
     return [w if pull <= strongest else w * (strongest / pull) for w, pull in zip(fair, pulls, strict=True)]
 
 
+def _most(values: Sequence[float], most: float) -> float:
+    """``most``, or the largest value when a fifth of them are left out: at least one, and none where there are two."""
+    return min(most, sorted(values)[-1 - min(max(len(values) // 5, 1), (len(values) - 1) // 2)])
+
+
+def not_against(weights: Sequence[float], squares: Sequence[float], along: Sequence[float]) -> list[float]:
+    """What is left of the weights so that no client takes back more than a tenth of the way the others make together:
+
+        S = Σ w_m Δ_m,  R_m = S − w_m Δ_m:      −<w_m Δ_m, R_m> ≤ 0.1 |R_m|²
+
+    weights  those of ``fair_weights``, or all of them in another unit
+    squares  |Δ_m|²
+    along    <Δ_m, S>
+
+    By lengths alone a client that turns its update round pulls back as hard as another pulls. All are judged with the
+    weights they come with. The worst first, or all again with what is left, is no better (docs/security.md).
+    """
+    whole = sum(weight * shared for weight, shared in zip(weights, along, strict=True))
+    left = []
+    for weight, square, shared in zip(weights, squares, along, strict=True):
+        own, both = weight * weight * square, weight * shared
+        against, others = own - both, whole - 2 * both + own
+        most = max(AGAINST * others, _ROUNDING * own)
+        left.append(weight * (most / against) if against > most else weight)  # NaN is not: what has no measure stays
+    return left
+
+
 def bounded(values: Sequence[float], factor: float) -> list[float]:
-    """Numbers that clients report, none of them below 0: at most ``factor`` medians each; not finite: the median."""
+    """Numbers that clients report, none of them below 0: at most ``factor`` medians each, nor more than all but a fifth
+    report; not finite: the median."""
     known = [value for value in values if 0 <= value < math.inf]
     middle = median_low(known) if known else 0.0
-    return [min(value, factor * middle) if 0 <= value < math.inf else middle for value in values]
+    most = _most(known, factor * middle) if known else 0.0
+    return [min(value, most) if 0 <= value < math.inf else middle for value in values]

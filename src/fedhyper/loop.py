@@ -41,6 +41,8 @@ class RoundReport(NamedTuple):
     climbed     whether each of them tried several rates by itself; otherwise one each, which tells less
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
+    refuted     whether the host, on a rollback, asked many clients and found nothing damaged: the same report with
+                this set, to the same state, goes on instead
     """
 
     delta: Array | None = None
@@ -52,6 +54,7 @@ class RoundReport(NamedTuple):
     climbed: bool = False
     aggregate: Array | None = None
     stepped: Array | None = None
+    refuted: bool = False
 
 
 class Decision(NamedTuple):
@@ -140,7 +143,7 @@ class ServerLoop:
         if delta is None:
             return self._idle(state, refused=report.refused > 0)
         sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
-        seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed)
+        seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed, report.refuted)
         plan = self.plan.update(state.plan, seen)
         if plan.verdict == "damaged":
             good, fresh = state.good, self.steps_with.init()

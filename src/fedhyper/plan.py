@@ -29,6 +29,7 @@ class Seen(NamedTuple):
     sq_norm  Σ p_m |Δ_m|²
     votes    (rung, what was gained) of each client that tried rates out; None: none could
     climbed  whether each of them tried several rates by itself
+    refuted  whether many clients were asked after these losses raised an alarm, and there is no damage
     """
 
     delta: Array
@@ -37,6 +38,7 @@ class Seen(NamedTuple):
     sq_norm: float = math.nan
     votes: tuple[tuple[int, float], ...] | None = None
     climbed: bool = False
+    refuted: bool = False
 
 
 class PlanState(NamedTuple):

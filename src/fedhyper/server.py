@@ -21,7 +21,7 @@ from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
 from fedhyper.automatic.auto import auto
 from fedhyper.automatic.ladder import Tried
 from fedhyper.averages import Averaging
-from fedhyper.guard import NORM_CAP, all_finite, bounded, fair_weights
+from fedhyper.guard import NORM_CAP, all_finite, bounded, fair_weights, not_against
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.optimizers import ServerOptimizer
 from fedhyper.plan import Plan
@@ -36,7 +36,7 @@ class Server:
     average     what ``averaged`` is; None: the plan's own choice
     statistics  averaged and never stepped, such as BatchNorm's, in the form of ``weights``; 0.0: there are none
     norm_cap    strongest pull of a client (weight × length of its update), in medians of the round; raising it cuts
-                less, 0 cuts nothing. Only where ``step`` is given each client's update
+                less, 0 cuts nothing, nor does any rule of ``fedhyper.guard``. Only where ``step`` is given each update
     """
 
     def __init__(
@@ -175,14 +175,21 @@ def _summed_up(
     fair = [shares[i] for i in usable]
     if norm_cap:
         lengths = [math.sqrt(sq) / (1.0 if rates is None else rates[i]) for i, sq in zip(usable, squares, strict=True)]
-        fair, squares = fair_weights(fair, lengths, norm_cap), bounded(squares, norm_cap**2)
-    total = sum(fair)
-    parts = {i: share / total for i, share in zip(usable, fair, strict=True)}
+        fair = fair_weights(fair, lengths, norm_cap)
+        mean = _mean(updates, _parts(usable, fair))
+        along = [sum(fair) * float(inner(updates[i], mean)) for i in usable]
+        fair, squares = not_against(fair, squares, along), bounded(squares, norm_cap**2)
+    parts = _parts(usable, fair)
     delta = _mean(updates, parts)
     sq_norm = sum(part * sq for part, sq in zip(parts.values(), squares, strict=True))
     votes = None if tried is None else tried.votes
     averaged = None if statistics is None else _mean(statistics, parts)
     return RoundReport(delta, tuple(given), sq_norm, averaged, refused=refused, votes=votes)
+
+
+def _parts(usable: Sequence[int], weights: Sequence[float]) -> dict[int, float]:
+    total = sum(weights)
+    return {i: weight / total for i, weight in zip(usable, weights, strict=True)}
 
 
 def _mean(values: Sequence[Array], parts: dict[int, float]) -> Array:

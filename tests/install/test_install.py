@@ -30,6 +30,13 @@ TORCH = "torch==2.13.0"
 PYTHONS = ("3.11", "3.12", "3.13")
 WITH_TORCH = ("sim", "sim,report", "all")
 EXTRAS = ("", "report", "flower", *WITH_TORCH)
+# Layer 1, the report, and of Flower all but what trains networks for minutes; the whole suite runs on 3.11 (make test)
+SUITES = (
+    *("arrays", "auto", "checkpoint", "guard", "laws", "loop", "plans", "report", "server_object", "settings"),
+    *("theory", "trajectories", "flower_client", "flower_gram", "flower_last_good", "flower_nesting"),
+    *("flower_replies", "flower_resume", "flower_run_log", "flower_strategy"),
+)
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 # Demo and report of the simulator, tables of the report, an app for Flower: what each extra is for.
 SERVER = (
     "import fedhyper; s = fedhyper.Server([1.0, 2.0]); print(s.local_lr)\n"
@@ -106,9 +113,13 @@ def _interpreter(version: str) -> str | None:
     return None
 
 
-# constraints.txt is what was tested together on 3.11
-@pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize(("version", "constrained"), [("3.11", "pinned"), *((one, "newest") for one in PYTHONS)])
+# constraints.txt is what was tested together on 3.11; oldest: the first Flower that [flower] allows
+CELLS = [(version, "newest", extra) for version in PYTHONS for extra in EXTRAS]
+CELLS += [("3.11", "oldest", "all"), *(("3.11", "pinned", extra) for extra in EXTRAS)]
+PINS = {"newest": [], "oldest": ["flwr==1.38.0"], "pinned": ["-c", str(ROOT / "constraints.txt")]}
+
+
+@pytest.mark.parametrize(("version", "constrained", "extra"), CELLS)
 def test_an_extra_installs_and_works(
     version: str,
     constrained: str,
@@ -128,7 +139,6 @@ def test_an_extra_installs_and_works(
     venv = tmp_path / "venv"
     _run([python, "-m", "venv", "--without-pip", str(venv)])
     (wheel,) = dist.glob("*.whl")
-    pins = ["-c", str(ROOT / "constraints.txt")] if constrained == "pinned" else []
     if extra in WITH_TORCH:
         torch = torches(python)
         if torch is None:
@@ -136,8 +146,11 @@ def test_an_extra_installs_and_works(
             pytest.skip(matrix[cell])
         (venv / "lib" / f"python{version}" / "site-packages" / "torch.pth").write_text(f"{torch}\n")
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    _run(_pip(dist, venv, "install", "-q", "--no-compile", *pins, wanted))
+    _run(_pip(dist, venv, "install", "-q", "--no-compile", *PINS[constrained], wanted))
     worked = _use(str(venv / "bin" / "python"), extra, run_to_report, tmp_path)
+    if extra == "all" and constrained != "pinned":  # make test has these pins
+        _run(_pip(dist, venv, "install", "-q", "--no-compile", *TEST_TOOLS))
+        worked.append(_suites(str(venv / "bin" / "python")))
     matrix[cell] = f"{', '.join(worked)}; {_versions(_pip(dist, venv, 'list', '--format', 'json'))}"
     shutil.rmtree(tmp_path / "venv")
 
@@ -177,6 +190,14 @@ def _use(python: str, extra: str, run: Path, cwd: Path) -> list[str]:
         )
         worked.append("strategy")
     return worked
+
+
+def _suites(python: str) -> str:
+    """What pytest says of ``SUITES`` against what is installed. Warnings of newer libraries are theirs."""
+    files = [str(ROOT / "tests" / f"test_{suite}.py") for suite in SUITES]
+    options = ["-m", "not slow and not flower", "-o", "filterwarnings=default", "-p", "no:cacheprovider", "-x"]
+    said = _run([python, "-m", "pytest", *options, *files], ROOT)
+    return re.findall(r"\d+ passed", said)[-1]
 
 
 def _versions(command: list[str]) -> str:

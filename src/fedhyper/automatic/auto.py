@@ -4,6 +4,7 @@
     follow   within a factor of it, the hypergradient moves the rate, less and less   follow.py
     damage   if most clients meet weights that were damaged: back, and a rung lower   damage.py
     harm     if most rounds meet a loss above the first one: the same, and for good   damage.py
+    asked    where many clients can be: whether going back is better for what is kept  sim/start.py
     step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − M_t                       optimizers.py
     keep     a mean over about the last quarter of the run                            averages.py
 
@@ -52,7 +53,8 @@ class Auto:
     """The learning-rate-free plan. ``local_lr`` is a hint: where clients' rates begin in a host that shows no votes.
 
     Seven constants, none of them a rate: ratio, voices, ahead, gain, share, momentum, recency. Fixed besides: at most
-    two rungs for damage, and where clients train once a start one rung lower, four rungs to move, a rise while h > 0.9.
+    two rungs for damage; in the simulator's start a panel of 50 and a race of up to 24 rounds, until half of what a
+    client gains is gained; where clients train once a start one rung lower, four rungs to move, a rise while h > 0.9.
     """
 
     local_lr: float = setting(0.01, "a hint, used only where clients cannot try rates out", above=0)
@@ -114,7 +116,8 @@ class Auto:
         starting = old.phase == "start" and seen.votes is not None and len(votes) < self.voices and old.t < self.voices
         phase: Literal["start", "follow"] = "start" if starting else "follow"
 
-        damage = Damage(self.share, self.voices).update(old.damage, seen.losses, median_low(gains) if gains else 0.0)
+        unit = median_low(gains) if gains else 0.0
+        damage = Damage(self.share, self.voices).update(old.damage, seen.losses, unit, refuted=seen.refuted)
         h = float(cosine(seen.delta, seen.before))
         known = old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage)
         if damage.verdict == "damaged":

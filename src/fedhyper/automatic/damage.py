@@ -10,6 +10,10 @@
 differed in the round before. Only differences are compared, so any loss will do, negative ones too. Half of the voices
 have to agree; nothing is remembered for more than ``voices`` rounds but ``first`` and how often there was harm.
 
+Either is an alarm. A host that can ask many clients does so before it goes back, and where what is kept is surely
+better than what would be returned to, the alarm is ``refuted``: with few clients a round, and few classes each, losses
+at the newest weights rise and fall while the mean of the last rounds learns (docs/results/start.md).
+
 Damage is an accident, harm a rate that was wrong from the beginning: a run that keeps losing has no ``recent`` to fall
 from. The spans double because a lower rate needs longer to show that it gains; where classes are few a good run too
 lies above ``first`` for about ten rounds. (Tried and worse: measuring damage from ``first`` where that is lower, and no
@@ -63,8 +67,10 @@ class Damage:
         """Nothing heard yet."""
         return DamageState()
 
-    def update(self, state: DamageState, losses: Sequence[float], unit: float) -> DamageState:
+    def update(self, state: DamageState, losses: Sequence[float], unit: float, *, refuted: bool = False) -> DamageState:
         """``losses``: each client's, or their mean; none: nothing is known, and nothing is held against the weights."""
+        if refuted:  # what was heard has misled, and listening begins anew
+            return state._replace(heard=(), verdict="fair", rounds=0, worse=0)
         if not losses:
             return state._replace(verdict="good")
         clean = tuple(loss if math.isfinite(loss) else math.inf for loss in losses)

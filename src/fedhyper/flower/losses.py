@@ -7,8 +7,8 @@ from typing import Any
 
 from fedhyper.flower.wire import LOSS, MEAN_LOSS
 
-# The loss of the first batch, at the weights that were sent, is the newest word on those weights. A stock client
-# reports its mean training loss; that sees a bad rate a round earlier and bad weights just as well.
+# A client's loss at the weights that were sent, over all its data, is the newest word on those weights. A stock client
+# reports its mean training loss; that sees a bad rate a round earlier and bad weights nearly as well.
 TRAIN_LOSS = (
     MEAN_LOSS,
     "train_loss",
@@ -19,7 +19,7 @@ TRAIN_LOSS = (
     "train-logloss",
     "logloss",
 )
-KEYS = (LOSS, "loss", *(name for name in TRAIN_LOSS if name != "loss"))
+KEYS = (LOSS, MEAN_LOSS, "loss", *(name for name in TRAIN_LOSS if name not in (MEAN_LOSS, "loss")))
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -21,7 +22,9 @@ LR_KEYS = ("lr", "learning-rate", "learning_rate", "client-lr", "client_lr", "lo
 
 UNHEARD = (
     "the clients' updates are as long at a low rate as at a high one: they do not seem to use the rate in the config"
-    " entry %r (lr_key=); the local rate has no effect. The client mod fedhyper.flower.mod sets it on a torch optimizer"
+    " entry %r (lr_key=). The server still steps with momentum and keeps a mean, but no local rate is found, or logged."
+    " ClientApp(mods=[fedhyper.flower.mod]) sets it on any torch optimizer that clients build with a rate of their own,"
+    " AdamW, too"
 )
 
 
@@ -82,14 +85,19 @@ def attach_rule(
     _extend(messages, lambda _: extra)
 
 
-def rates_used(made: Aggregate, ladder: Ladder | None, rungs: Mapping[int, int], sent: float) -> list[float]:
-    """The local rates of the replies that were used: as clients say, else as they were sent; one if all are equal."""
+def rates_used(
+    made: Aggregate, ladder: Ladder | None, rungs: Mapping[int, int], sent: float, *, heard: bool
+) -> list[float]:
+    """The local rates of the replies that were used: as clients say, else as they were sent; one if all are equal.
+
+    ``heard``: whether clients use what they are sent; if not, a rate that no client says is not known: NaN.
+    """
     found = []
     for reply in made.believed:
         said = first_number(reply.metrics, (USED_LR,))
         tried = ladder.rate(rungs[reply.node]) if ladder is not None and reply.node in rungs else sent
-        found.append(tried if said is None else said)
-    return found if len(set(found)) > 1 else found[:1] or [sent]
+        found += [said] if said is not None else [tried] if heard else []
+    return found if len(set(found)) > 1 else found[:1] or [sent if heard else math.nan]
 
 
 def too_few(ladder: Ladder, clients: int, rounds: int) -> str | None:

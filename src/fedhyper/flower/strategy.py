@@ -61,8 +61,8 @@ class FedHyper(Strategy):
     on_round        called with the record of each round once it is complete, evaluation and all; None: nobody
     send_delta      how CL's clients learn the last aggregate: "full" (a second model down), "half" (as float16, half
                     of that), "cached" (nothing: they keep the weights of the last round)
-    norm_cap        strongest pull (weight × length of the update) of one reply, in medians of the round, and with it a
-                    weight of at most ten medians; raising it cuts less, 0 cuts nothing
+    norm_cap        strongest pull (weight × length of the update) of one reply, in medians of the round; raising it
+                    cuts less, 0 cuts nothing and switches the other rules of ``fedhyper.guard`` off, too
     aggregate_only  the replies are masked (secure aggregation): only the inner strategy's result is looked at
     patience        rounds in a row without a usable reply after which the run stops; higher waits longer
     """
@@ -206,7 +206,7 @@ class FedHyper(Strategy):
     def _expected(self, server_round: int, hook: str) -> Expected:
         layout = None if self.aggregate_only else self._run.layout
         key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
-        return Expected(server_round, layout, self._asked, key, free=free, rungs=self._rungs, climbs=self._climbs)
+        return Expected(server_round, layout, self._asked, key, free, self._rungs, self._climbs, self._few is not None)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -218,11 +218,11 @@ class FedHyper(Strategy):
         server_round += run.offset
         expected, before = self._expected(server_round, "aggregate_train"), run.state
         made = run.aggregator(server_round, run.sent, messages, expected, self._roster)
-        decision = run.decide(made)
-        self.rejected = made.rejected
+        decision, self.rejected = run.decide(made), made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
-        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr)
+        heard = not made.unheard and all(row["local_lr"] is not None for row in self.history)
+        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr, heard=heard)
         record = self._records.add(server_round, rates, made, decision, measured)
         if self._few is not None and made.believed and not made.report.climbed:  # clients that climb need no more
             self._warn_once("few", self._few)

@@ -26,7 +26,7 @@ DELTA_TYPE = f"{PREFIX}delta-type"  # float32 or float16
 
 # Client to server, metrics of a train reply
 EXAMPLES = "num-examples"  # Flower's own: the reply's weight
-LOSS = f"{PREFIX}loss"  # of the first batch, at the weights that were sent
+LOSS = f"{PREFIX}loss"  # at the weights that were sent, before the first step
 MEAN_LOSS = f"{PREFIX}train-loss"  # mean over the local steps, each before the step
 USED_LR = f"{PREFIX}lr"  # the rate that was really used
 VOTE = f"{PREFIX}vote"  # the rung a client liked best, of several it tried; GAIN: what that gained

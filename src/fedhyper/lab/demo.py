@@ -53,7 +53,7 @@ def run_demo(out: Path | None, *, quiet: bool = False, report: bool = True) -> P
         say_report(directory, quiet=quiet)
     if not quiet:
         print(
-            "\nNext, with data of your own size:\n"
+            "\nNext, with more data:\n"
             "  fedhyper data fetch fmnist\n"
             "  fedhyper run fmnist\n"
             "  fedhyper sweep fmnist method=fedavg local_lr=0.0001,0.01,0.1 seed=0..2"

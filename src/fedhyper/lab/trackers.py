@@ -1,4 +1,4 @@
-"""``--track NAME``: every round's numbers to an experiment tracker; ``log``: to a function of yours.
+"""``--track NAME``: every round's numbers to an experiment tracker, and to the functions of ``fedhyper.log``.
 
 A tracker is a context manager of ten lines that is given the run and yields ``log(t, numbers)``. It tells its service
 which run this is, so that a run that continues goes on where it was. One that fails is dropped with a note: training
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import fedhyper
 from fedhyper.errors import UserError, did_you_mean, printable
 
 if TYPE_CHECKING:
@@ -21,17 +22,6 @@ if TYPE_CHECKING:
 
 PROJECT = "fedhyper"
 Log = Callable[[int, dict[str, float]], Any]
-_functions: list[Callable[[str, dict[str, Any]], Any]] = []
-
-
-def log(function: Callable[[str, dict[str, Any]], Any]) -> None:
-    """Have ``function(directory, record)`` called after every round of every run of this process.
-
-    For a file that ``fedhyper run --import FILE.py`` or ``fedhyper sweep --import FILE.py`` reads.
-
-    function  takes the run's directory, as text, and the new line of its ``metrics.jsonl``, as a dict
-    """
-    _functions.append(function)
 
 
 def _name(run: Run) -> str:
@@ -140,7 +130,7 @@ class Tracking:
             except Exception as error:
                 del self._open[name]
                 self.inner.note(f"--track {name} failed in round {t} and is left out: {_said(error)}")
-        for function in _functions:
+        for function in fedhyper.LISTENERS:
             function(str(run.out), record)
         self.inner.round(run, record)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhyper.arrays import inner
-from fedhyper.guard import all_finite, bounded, fair_weights, reject_reason
+from fedhyper.guard import all_finite, bounded, fair_weights, not_against, reject_reason
 from fedhyper.loop import RoundReport
 from fedhyper.sim.engines.base import Reply
 from fedhyper.sim.robust import Kind, robust
@@ -116,19 +116,23 @@ class Aggregate:
 
 
 def judged(replies: Iterator[Reply], like: Tensor, norm_cap: float) -> Iterator[Reply]:
-    """The replies, each with the weight that ``guard.fair_weights`` leaves it; all of them are held at once.
+    """The replies, each with the weight that ``fedhyper.guard`` leaves it; all of them are held at once.
 
     One that will be refused anyway is passed on as it is, and has no say in what is usual.
     """
-    held, sound, norms = list[Reply](), list[int](), list[float]()
+    held, sound, squares = list[Reply](), list[int](), list[float]()
     for i, reply in enumerate(_held(replies)):  # one by one: worker processes train the next ones meanwhile
         held.append(reply)
         if reject_reason(reply.delta, like, reply.examples) is None:
             sound.append(i)
-            norms.append(math.sqrt(float(inner(reply.delta, reply.delta))))
+            squares.append(float(inner(reply.delta, reply.delta)))
     claimed = [float(held[i].examples) for i in sound]
-    fair = fair_weights(claimed, norms, norm_cap)
+    fair = fair_weights(claimed, [math.sqrt(square) for square in squares], norm_cap)
+    total = torch.zeros_like(like, dtype=torch.float64)
     for i, weight in zip(sound, fair, strict=True):
+        total.add_(held[i].delta, alpha=weight)
+    along = [float(inner(held[i].delta, total)) for i in sound]
+    for i, weight in zip(sound, not_against(fair, squares, along), strict=True):
         held[i] = held[i]._replace(examples=weight)
     return iter(held)
 

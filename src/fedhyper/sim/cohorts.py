@@ -81,11 +81,15 @@ class Cohorts:
         asked = generator(self.seed, "panel").choice(clients, min(clients, batches), replace=False)
         tasks = [self._task(t, int(client)) for client in asked]
         each = -(-batches // len(tasks))
-        return [task._replace(batches=[batch], augment=None) for task in tasks for batch in islice(task.batches, each)]
+        return [
+            task._replace(batches=[batch], augment=None, width=len(batch))
+            for task in tasks
+            for batch in islice(task.batches, each)
+        ]
 
     def _task(self, t: int, client: int) -> ClientTask:
         own = self.partition.client(client)
         steps = self.local_steps or self.local_epochs * -(-len(own) // self.batch_size)
         batches = Batches(own, self.batch_size, steps, (self.seed, "batches", t, client))
         augment = None if self.augment == "none" else Augment(self.augment, self.seed, t, client)
-        return ClientTask(client, len(own), batches, augment)
+        return ClientTask(client, len(own), batches, augment, min(self.batch_size, len(own)))

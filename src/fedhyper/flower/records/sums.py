@@ -7,7 +7,8 @@ bits in a third of the time, which is more than measuring how far each client mo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from fedhyper.flower.records.layout import Arrays
 
 _CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads
 _STRETCH = 262_144  # of 65,536 to 262,144 numbers the longest is the fastest, by a fifth
+_SHORT = 32_768  # of ten replies as many stay in the cache
 
 
 def mean(
@@ -24,23 +26,53 @@ def mean(
 
     With ``before``, before − Σ p_m x_m instead, in float32 or wider: a model less to allocate, and to read.
     """
+    return {name: out for name, _, out in _means(replies, weights, names, before, _STRETCH)}
+
+
+def moved(
+    replies: Sequence[Arrays], weights: Sequence[float], names: Iterable[str], before: Arrays
+) -> tuple[Arrays, list[float]]:
+    """``mean(..., before)``, to the same bits, and <Δ_m, Σ w_n Δ_n> of each reply, Δ_m = before − x_m, in one look.
+
+    As <before, S> − <x_m, S>, while what the mean has read is in the cache: no Δ_m is written down. It has the digits
+    that the replies' own rounding leaves. Every product of two replies would take three times as long.
+    """
+    delta: Arrays = {}
+    products = [0.0] * (len(replies) + 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, piece, out in _means(replies, weights, names, before, _SHORT):
+            delta[name] = out
+            rows = [arrays[name].reshape(-1)[piece] for arrays in (before, *replies)]
+            step = out.reshape(-1)[piece]
+            for start in range(0, step.size, _CHUNK):
+                part = step[start : start + _CHUNK]
+                for i, row in enumerate(rows):
+                    products[i] += float(row[start : start + _CHUNK].dot(part))
+    whole = sum(weights)
+    return delta, [whole * (products[0] - product) for product in products[1:]]
+
+
+def _means(
+    replies: Sequence[Arrays], weights: Sequence[float], names: Iterable[str], before: Arrays | None, stretch: int
+) -> Iterator[tuple[str, slice, Any]]:
+    """``mean``, as it grows: a name, the stretch that was just added, and the array it is in."""
     whole = sum(weights)
     shares = [weight / whole for weight in weights]
-    averaged: Arrays = {}
     for name in names:
         first, *others = [arrays[name].reshape(-1) for arrays in replies]
         out = np.empty(first.size, first.dtype if before is None else np.result_type(np.float32, first))
-        term, total = (np.empty(min(_STRETCH, first.size), first.dtype) for _ in "ab")
-        for start in range(0, first.size, _STRETCH):
-            result = out[start : start + _STRETCH]
+        shaped = out.reshape(replies[0][name].shape)
+        term, total = (np.empty(min(stretch, first.size), first.dtype) for _ in "ab")
+        for start in range(0, max(first.size, 1), stretch):
+            here = slice(start, start + stretch)
+            result = out[here]
             piece = result if out.dtype == first.dtype else total[: result.size]
-            np.multiply(first[start : start + _STRETCH], shares[0], out=piece)
+            np.multiply(first[here], shares[0], out=piece)
             for other, share in zip(others, shares[1:], strict=True):
-                piece += np.multiply(other[start : start + _STRETCH], share, out=term[: piece.size])
+                piece += np.multiply(other[here], share, out=term[: piece.size])
             if before is not None:
-                np.subtract(before[name].reshape(-1)[start : start + _STRETCH], piece, out=result)
-        averaged[name] = out.reshape(replies[0][name].shape)
-    return averaged
+                np.subtract(before[name].reshape(-1)[here], piece, out=result)
+            yield name, here, shaped
 
 
 def sq_distance(a: Arrays, b: Arrays, names: Iterable[str]) -> float:

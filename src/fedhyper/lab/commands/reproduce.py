@@ -21,7 +21,10 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="where the files go")] = Path(
         "runs/reproduce"
     ),
-    pages: Annotated[Path | None, typer.Option(metavar="DIR", help="also write the page here, to publish it")] = None,
+    pages: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="publish the page here with its runs; those that are here are not run again"),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, max=1024, help="runs at a time", show_default="cores")] = None,
     tasks: Annotated[str, typer.Option(metavar="A,B", help="run on these datasets only", show_default="all")] = "",
     device: Device = "cpu",

@@ -119,7 +119,7 @@ class Config(Strict):
         "mean", description="how updates become one: mean, or one that holds against some hostile clients"
     )
     norm_cap: float = Field(
-        NORM_CAP, ge=0, le=1e6, description="strongest pull of one client, in medians of the round; 0 = off"
+        NORM_CAP, ge=0, le=1e6, description="strongest pull of one client, in medians of the round; 0 = no rule"
     )
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
     validation: float = Field(

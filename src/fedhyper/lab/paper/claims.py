@@ -39,6 +39,7 @@ class Verdict:
     ours: str
     status: Status
     why: str
+    unsure: bool = False  # the difference is smaller than the seeds can tell, whatever its sign
 
 
 def judge(claim: Claim, results: Results, scale: Scale) -> Verdict:
@@ -53,7 +54,9 @@ def judge(claim: Claim, results: Results, scale: Scale) -> Verdict:
         why = "a number of the paper's own model, which this scale does not train"
     elif found.holds is not None:
         status = "reproduced" if found.holds else "not reproduced"
-    return Verdict(claim.text, claim.task, claim.paper, found.ours, status, why)
+    return Verdict(
+        claim.text, claim.task, claim.paper, found.ours, status, why, found.unsure and status != "not tested here"
+    )
 
 
 # --- the claims ------------------------------------------------------------------------------------------------

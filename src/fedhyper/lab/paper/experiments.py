@@ -53,7 +53,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         figures=("accuracy-map-1", "gain-map-1"),
         changes={"small": {"rounds": 10}, "smoke": {"rounds": 4}},
-        notes=("The learning-rate-free method from 25 pairs of rates: [robustness](robustness.md).",),
+        notes=("The learning-rate-free method against tuned rivals: [robustness](robustness.md).",),
     ),
     "fig-compose": Experiment(
         "FedHyper-G with server momentum and with FedAdam",

@@ -50,11 +50,9 @@ def _charts(name: str, scale: Scale, planned: Sequence[Planned], results: Result
                 part and not any(results.runs(row.task, row.variant) for row in chosen if row.ablation)
             ):
                 continue  # nothing to compare yet
-            found = make_figures(groups, make_series(groups)[0], legend=True)
-            for figure in found:
-                if figure.key in EXPERIMENTS[name].figures:
-                    title = f"{task}: {figure.title[0].lower()}{figure.title[1:]}{part and ', ablations'}"
-                    yield f"{task}-{figure.key}{part}", title, figure.chart
+            for figure in make_figures(groups, make_series(groups)[0], legend=True, only=EXPERIMENTS[name].figures):
+                title = f"{task}: {figure.title[0].lower()}{figure.title[1:]}{part and ', ablations'}"
+                yield f"{task}-{figure.key}{part}", title, figure.chart
             if EXPERIMENTS[name].figures == ("accuracy-by-round",) and _all_near_one(groups):
                 title = f"{task}: test error by round{part and ', ablations'}"
                 yield f"{task}-error-by-round{part}", title, _errors(groups)

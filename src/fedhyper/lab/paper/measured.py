@@ -16,7 +16,7 @@ from fedhyper.lab.paper.checks.rounds import round_seconds
 from fedhyper.lab.paper.claims import Verdict
 from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.planning import Planned, ablation_panel, reductions
-from fedhyper.lab.paper.results import Results
+from fedhyper.lab.paper.results import Result, Results
 from fedhyper.lab.paper.variants import VARIANTS, Scale
 from fedhyper.lab.results.metrics import Stat, total_seconds
 from fedhyper.lab.results.tables import spread
@@ -38,10 +38,11 @@ def part(
         "done": len(results.items),
         "planned": len(planned),
         "missing": missing(planned, results),
+        "methods": _methods_there(results),
         "verdicts": [asdict(verdict) for verdict in judged],
         "first_updates": first_updates(results),
         "figures": [list(one) for one in figures],
-        "tables": "\n".join(_tables(name, planned, results)),
+        "tables": _tables(name, planned, results),
         "changes": reductions(scale, name),
         "provenance": _provenance(planned, results),
     }
@@ -56,14 +57,25 @@ def missing(planned: Sequence[Planned], results: Results) -> list[str]:
         gaps: dict[str, list[int]] = {}
         for row in rows:
             if (row.task, row.variant, row.level, row.seed) not in have:
-                words = ", ".join(filter(None, (VARIANTS[row.variant].label, row.level)))
-                gaps.setdefault(words, []).append(row.seed)
+                gaps.setdefault(_words(row), []).append(row.seed)
         if sum(map(len, gaps.values())) == len(rows):
             lines.append(f"{task}: all {len(rows)} runs")
         elif gaps:
             named = (f"{words} (seed{'s' * (len(seeds) > 1)} {_list(seeds)})" for words, seeds in gaps.items())
             lines.append(f"{task}: {'; '.join(named)}")
     return lines
+
+
+def _words(one: Planned | Result) -> str:
+    return ", ".join(filter(None, (VARIANTS[one.variant].label, one.level)))
+
+
+def _methods_there(results: Results) -> dict[str, list[str]]:
+    """What has a run, by dataset."""
+    found: dict[str, dict[str, None]] = {}
+    for one in results.items:
+        found.setdefault(one.task, {})[_words(one)] = None
+    return {task: list(words) for task, words in found.items()}
 
 
 def first_updates(results: Results) -> dict[str, float]:
@@ -91,29 +103,26 @@ def _accuracy(stat: Stat | None) -> str:
     return spread(stat, 2, 100.0) if stat else "–"
 
 
-def _tables(name: str, planned: Sequence[Planned], results: Results) -> list[str]:
-    """A table a task: a row a method, or where a level varies a row a level and a column a method."""
-    parts: list[str] = []
-    for task in dict.fromkeys(one.task for one in results.items):
-        rows = [row for row in planned if row.task == task]
-        levels = list(dict.fromkeys(row.level for row in rows))
-        parts += [f"#### {task}", ""]
-        if name == "awake":
-            parts += [table(awake.HEADER, list(awake.table_rows(results, task, levels))), ""]
-            continue
-        if len(levels) > 1:
-            variants = dict.fromkeys(row.variant for row in rows)
-            header = ["accuracy, last fifth (%)", *(VARIANTS[one].label for one in variants)]
-            body = [[level, *(_accuracy(results.late(task, one, level)) for one in variants)] for level in levels]
-            parts += [table(header, body), ""]
-            continue
-        parts += [_methods(task, [row for row in rows if not row.ablation], results), ""]
-        extra = ablation_panel(rows)
-        if extra:
-            seeds = {row.seed for row in extra}
-            words = f"Ablations on {task}, seed {_list(sorted(seeds))} only:"
-            parts += [words, "", _methods(task, extra, results.seeds(seeds)), ""]
-    return parts
+def _tables(name: str, planned: Sequence[Planned], results: Results) -> dict[str, str]:
+    """What was measured, by task."""
+    tasks = dict.fromkeys(one.task for one in results.items)
+    return {task: _table(name, task, [row for row in planned if row.task == task], results) for task in tasks}
+
+
+def _table(name: str, task: str, rows: Sequence[Planned], results: Results) -> str:
+    """A row a method, or where a level varies a row a level and a column a method."""
+    levels = list(dict.fromkeys(row.level for row in rows))
+    if name == "awake":
+        return table(awake.HEADER, list(awake.table_rows(results, task, levels)))
+    if len(levels) > 1:
+        variants = dict.fromkeys(row.variant for row in rows)
+        header = ["accuracy, last fifth (%)", *(VARIANTS[one].label for one in variants)]
+        body = [[level, *(_accuracy(results.late(task, one, level)) for one in variants)] for level in levels]
+        return table(header, body)
+    main, extra = _methods(task, [row for row in rows if not row.ablation], results), ablation_panel(rows)
+    seeds = {row.seed for row in extra}
+    words = f"Ablations on {task}, seed {_list(sorted(seeds))} only:"
+    return f"{main}\n\n{words}\n\n{_methods(task, extra, results.seeds(seeds))}" if extra else main
 
 
 _HEADER = ("", "runs", "accuracy, last fifth (%)", "mean over the first half (%)", "s / round", "MB up, down / round")
@@ -145,12 +154,14 @@ def _provenance(planned: Sequence[Planned], results: Results) -> list[str]:
     commits = sorted({str(env["git"])[:12] for env in envs if env.get("git")})
     versions = {f"fedhyper {env.get('fedhyper')}, torch {env.get('torch')}" for env in envs if env.get("fedhyper")}
     ended = Counter(one.run.status for one in results.items)
+    days = sorted({str(env["started"])[:10] for env in envs if env.get("started")})
     cut = sum("cut_from_rounds" in (one.run.summary or {}) for one in results.items)
     lines = [
         f"{len(results.items)} of {len(planned)} runs ({', '.join(f'{n} {s}' for s, n in sorted(ended.items()))}); "
         f"seeds {_list(sorted({one.seed for one in results.items}))}",
         f"commit {', '.join(commits) or 'unknown'}; {'; '.join(sorted(versions)) or 'no version'}",
         f"machine {'; '.join(sorted(machines)) or 'unknown'}",
+        f"made on {' to '.join(dict.fromkeys((days[0], days[-1]))) if days else 'an unknown day'}",
         f"time in runs {duration(sum(total_seconds(one.run) for one in results.items))}, as many at once as cores, "
         "on a machine that did other work meanwhile",
     ]

@@ -10,31 +10,31 @@ All state is in the runs: the same command goes on where the last one stopped, w
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from fedhyper.errors import UserError, did_you_mean, printable
+from fedhyper.errors import CheckpointRefused, UserError, did_you_mean, printable
 from fedhyper.lab.config.model import dump
 from fedhyper.lab.paper.claims import verdicts
 from fedhyper.lab.paper.cost import estimate
 from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.figures import draw
-from fedhyper.lab.paper.lending import Shelf
 from fedhyper.lab.paper.measured import part
-from fedhyper.lab.paper.pages import SHRUNK, index, markdown, table_csv
 from fedhyper.lab.paper.planning import Planned, planned_runs
+from fedhyper.lab.paper.publishing.lending import Shelf, of_this_rule
+from fedhyper.lab.paper.publishing.pages import markdown, table_csv
+from fedhyper.lab.paper.publishing.runs import RUNS
+from fedhyper.lab.paper.publishing.write import publish_part, publish_runs
 from fedhyper.lab.paper.results import Result, Results
-from fedhyper.lab.paper.variants import SCALES, Scale
+from fedhyper.lab.paper.variants import Scale
 from fedhyper.lab.results.report import FORMATS, write_report
 from fedhyper.lab.results.stored import load_runs
 from fedhyper.lab.running.words import duration
 from fedhyper.lab.sweep.display import make_sweep_display
 from fedhyper.lab.sweep.run import Outcome, ended_before, run_sweep
-from fedhyper.storage.files import disk_errors, read_json, write_new
+from fedhyper.storage.files import read_json, write_new
 
 IDS = (*EXPERIMENTS, "all")
 
@@ -58,7 +58,17 @@ class Job:
     def pending(self) -> list[Planned]:
         """The runs to do that have not come to their end."""
         rows = [row for row in self.planned if row.task in self.tasks]
-        return [row for row in rows if ended_before(row.cell, self.out) is None]
+        return [row for row in rows if not self.ended(row)]
+
+    def ended(self, row: Planned) -> bool:
+        """Whether the run came to its end; one that another learning-rate-free rule made is refused."""
+        if ended_before(row.cell, self.out) is None:
+            return False
+        path = self.out / "cells" / row.cell.name
+        if not of_this_rule(row.cell.config, read_json(path / "env.json")):
+            what = f"{path} was made by another version of the learning-rate-free rule"
+            raise CheckpointRefused(f"{what}; delete it to run it again, or choose another --out")
+        return True
 
 
 def make_jobs(names: Sequence[str], scale: Scale, out: Path, tasks: Sequence[str] = ()) -> list[Job]:
@@ -120,16 +130,15 @@ def run_job(job: Job, rows: Sequence[Planned], *, parallel: int | None, device: 
     )
 
 
-def borrow(job: Job, root: Path) -> int:
-    """Copy what the job plans from finished runs of the same config anywhere under ``root``; how many there were."""
-    wanted = [row for row in job.planned if not job.timed and not (job.out / "cells" / row.cell.name).exists()]
-    shelf = Shelf(root) if wanted else None
-    return sum(shelf.lend(row, job.out / "cells" / row.cell.name) for row in wanted) if shelf else 0
+def borrow(job: Job, *shelves: Shelf) -> int:
+    """Copy what the job plans from finished runs of the same config on the first shelf that has one; how many had."""
+    wanted = [(row, job.out / "cells" / row.cell.name) for row in job.planned]
+    return sum(any(shelf.lend(row, target) for shelf in shelves) for row, target in wanted if not target.exists())
 
 
 def gather(job: Job) -> Results:
     """What the finished runs of an experiment measured."""
-    done = [row for row in job.planned if ended_before(row.cell, job.out) is not None]
+    done = [row for row in job.planned if job.ended(row)]
     paths = [job.out / "cells" / row.cell.name for row in done]
     runs = {run.path.resolve(): run for run in load_runs(paths)} if paths else {}
     return Results(
@@ -152,30 +161,9 @@ def write_pages(job: Job, pages: Path | None = None) -> Path:
         paths = [one.run.path for one in results.items if one.task == task]
         write_report(paths, job.out / f"report-{task}.html", title=f"{job.name}, {task}, {job.scale}")
     if pages is not None:
-        _publish(job, pages, record)
+        publish_runs(results, pages, timed=job.timed)
+        publish_part(job.name, record, job.out / "figures", pages)
     return write_new(job.out / "page.md", markdown(job.name, [record], ["figures"]))
-
-
-def _publish(job: Job, pages: Path, record: dict[str, Any]) -> None:
-    """Put this scale's part into the page of its experiment, beside what is known of other scales."""
-    folder = pages / job.name / job.scale
-    with disk_errors(pages):
-        shutil.rmtree(folder, ignore_errors=True)  # figures of an older plan
-        folder.mkdir(parents=True)
-        for stem, _ in record["figures"]:
-            shutil.copyfile(job.out / "figures" / f"{stem}.svg", folder / f"{stem}.svg")
-    write_new(folder / "part.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    known = {name: _parts(pages, name) for name in EXPERIMENTS}
-    folders = [f"{job.name}/{one['scale']}" for one in known[job.name]]
-    old = read_json(pages / SHRUNK / job.name / "verdicts.json")
-    write_new(pages / f"{job.name}.md", markdown(job.name, known[job.name], folders, old))
-    write_new(pages / "README.md", index({name: parts for name, parts in known.items() if parts}))
-
-
-def _parts(pages: Path, name: str) -> list[dict[str, Any]]:
-    """What is published of an experiment, the paper's own scale first."""
-    found = (read_json(pages / name / scale / "part.json") for scale in reversed(SCALES))
-    return [one for one in found if one is not None]
 
 
 def reproduce(
@@ -197,8 +185,10 @@ def reproduce(
     Without ``run`` only the pages are written, from the runs that are finished. ``confirm`` asks before it starts.
     """
     jobs = make_jobs(names, scale, out, tasks)
+    published = Shelf(published=pages / RUNS) if pages is not None else Shelf()
     for job in jobs:
-        borrow(job, out)
+        if not run or not job.timed:  # seconds of another machine, or of another hour, are for looking at only
+            borrow(job, Shelf(out), published)
     code = 0
     if run:
         check_data(jobs)
@@ -210,7 +200,8 @@ def reproduce(
             typer.confirm("Start?", abort=True, default=True)
         for seed in sorted({row.seed for job in jobs for row in job.pending}):
             for job in jobs:
-                borrow(job, out)
+                if not job.timed:
+                    borrow(job, Shelf(out))
                 rows = [row for row in job.pending if row.seed == seed]
                 if rows:
                     code = _failures(job, run_job(job, rows, parallel=parallel, device=device, quiet=quiet)) or code

@@ -125,7 +125,8 @@ def make_groups(runs: Sequence[StoredRun]) -> list[Group]:
     members = [_one_a_seed(group) for group in by_settings.values()]
     flats = [flatten(group[0].config) for group in members]
     keys = _telling_apart(flats)
-    labels = [describe(flat, keys) or _fallback(group[0]) for flat, group in zip(flats, members, strict=True)]
+    named = [describe(flat, _varied(flat, keys, flats)) for flat in flats]
+    labels = [name or _fallback(group[0]) for name, group in zip(named, members, strict=True)]
     groups = [
         Group(label, flat, group, tuple(keys))
         for label, flat, group in zip(_distinct(labels), flats, members, strict=True)
@@ -164,6 +165,12 @@ def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:
         if finer > parts:
             chosen, parts = [*chosen, key], finer
     return chosen
+
+
+def _varied(settings: dict[str, Any], keys: Sequence[str], flats: Sequence[dict[str, Any]]) -> list[str]:
+    """``keys`` without the options that are one and the same in all groups of this method: its defaults, or not its."""
+    alike = [flat for flat in flats if flat.get("method") == settings.get("method")]
+    return [k for k in keys if not k.startswith("options.") or len({as_label(flat.get(k)) for flat in alike}) > 1]
 
 
 def describe(settings: dict[str, Any], keys: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import fedhyper
 from fedhyper.errors import UserError, printable
 from fedhyper.lab.config.model import Config
 from fedhyper.lab.plugins import imported
+from fedhyper.lab.running.rule import rule
 from fedhyper.privacy import Privacy
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "git": _commit(),
+        "rule": rule(),
         "imports": imported(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

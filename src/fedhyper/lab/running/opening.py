@@ -49,7 +49,7 @@ def open_run(
     if loaded and loaded[1]["round"] > config.rounds:
         raise UserError(
             f"{files.path} has {loaded[1]['round']} rounds already, more than rounds = {config.rounds}; "
-            "ask for more, or choose another --out"
+            "ask for more, choose another --out, or start anew with --fresh"
         )
     if known is None:
         files.write_config(config)

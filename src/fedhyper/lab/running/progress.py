@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Summary = dict[str, Any]
 Record = dict[str, Any]
 
-SETTLED = 10  # rounds without a rollback after which those before it are forgotten
+SETTLED = 10  # rounds without a rollback after which, in a run that has gained, those before it are forgotten
 
 
 class Listener(Protocol):
@@ -64,15 +64,19 @@ class Progress:
     bytes_down: int = 0
     start_trials: int = 0  # local rounds beyond one a client, where clients tried rates out
     start_seconds: float = 0.0  # training in those rounds
-    rollbacks: int = 0  # one soon after the other; forgotten after SETTLED rounds without one
+    rollbacks: int = 0  # since the run last settled; a run that never gains, however slowly it loses, does not
     since_rollback: int = 0
+    first_loss: float | None = None  # training loss of the first round that has one
     epsilon: float | None = None  # spent, in a private run
 
     def add(self, record: Record) -> None:
         """Count the round ``record`` in: its seconds and bytes, and its accuracy if it was evaluated."""
         self.rounds, self.epsilon = record["round"], record.get("epsilon")
         self.since_rollback = 0 if record["rollback"] else self.since_rollback + 1
-        if record["rollback"] or self.since_rollback > SETTLED:
+        loss = record.get("train_loss")
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        gained = loss is None or self.first_loss is None or loss < self.first_loss
+        if record["rollback"] or (self.since_rollback > SETTLED and gained):
             self.rollbacks = self.rollbacks + 1 if record["rollback"] else 0
         self.seconds += sum(value for key, value in record.items() if key.startswith("seconds") and value)
         self.bytes_up += record["bytes_up"]

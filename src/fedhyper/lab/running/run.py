@@ -158,8 +158,8 @@ class Run:
         config = self.config
         if self.sim.idle_rounds < config.max_bad_rounds:
             return (
-                f"{config.max_bad_rounds} rollbacks soon after each other, up to round {self.round}: what clients send "
-                "damages the model; look for hostile ones, or use aggregate=median"
+                f"{config.max_bad_rounds} rollbacks without a gain between them, up to round {self.round}: what "
+                "clients send damages the model; look for hostile ones, or use aggregate=median"
             )
         return f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; " + (
             "reject_reasons in metrics.jsonl says why"

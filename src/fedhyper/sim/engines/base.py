@@ -30,6 +30,7 @@ class ClientTask(NamedTuple):
     examples: int
     batches: Steps
     augment: Augment | None = None
+    width: int = 0  # examples of its longest batch; 0: nobody has looked
 
     @property
     def epoch_steps(self) -> int:
@@ -96,8 +97,8 @@ class Divisible(Engine, Protocol):
 
     largest: int
 
-    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
-        """Positions in ``tasks``, each once; the same ones whatever the number of workers."""
+    def pieces(self, tasks: Sequence[ClientTask], workers: int) -> list[Sequence[int]]:
+        """Positions in ``tasks``, each once and in their order. ``workers`` may change them, but no reply's bits."""
 
     def train_piece(self, tasks: Sequence[ClientTask], sent: Sent) -> Sequence[Reply]:
         """The replies of one piece, with the bits they have when ``train`` is given the whole."""

@@ -116,7 +116,7 @@ def make_engine(
     plain = dtype == torch.float32 and not augmented
     stacked = plain and task.objective is CLASSES and linear_layers(model) is not None
     recipe = Recipe(stacked, model, task, local, device, dtype, workers, LOCALS.get(local.kind).fast)
-    what = "stacks of clients" if stacked else "clients"
+    what = "several clients at once" if stacked else "clients"
     if workers == 1 and kind != "processes":
         return Chosen(recipe(), f"{what}, one after the other: one worker")
     if device != "cpu":

@@ -77,7 +77,7 @@ class ProcessEngine:
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Replies in the order of ``tasks``. Pieces are handed out in theirs: tasks come longest first."""
-        pieces = self._own.pieces(tasks)
+        pieces = self._own.pieces(tasks, self._count)
         if len(pieces) > 1 and not self._call and (block := self._ready(sent)):
             self._calls += 1
             self._call = self._calls
@@ -107,6 +107,8 @@ class ProcessEngine:
                         worker.give(
                             self._call, number, block, (work, sent.local_lr, sent.delta is not None, sent.cohort)
                         )
+                if position in done and not todo:  # nobody waits for work
+                    break
                 for number, replies in self._answers(block, timeout=0 if position in done else None):
                     if replies:
                         done.update(zip(pieces[number], replies, strict=True))

@@ -1,8 +1,8 @@
 """Clients side by side: for models made of linear layers, one matrix product serves a whole stack of clients.
 
 Such models are so small that Python and autograd cost more than the arithmetic. Here the backward pass is written out,
-and a local step of all clients costs about as much as one client's. Stacks have a fixed size, whatever the number of
-workers, so that it cannot change a result.
+and a local step of all clients costs about as much as one client's. What a client gets does not depend on the others in
+its stack, so that stacks can be cut to suit the number of workers; where it might, they have a fixed size.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
 from fedhyper.sim.engines.draws import Draw, padded
-from fedhyper.sim.engines.linear_stack import LinearStack, layout
+from fedhyper.sim.engines.linear_stack import LinearStack, layout, small
+from fedhyper.sim.engines.stacks import cost, cut
 from fedhyper.sim.engines.threads import keep_freed_memory
 from fedhyper.sim.local.step import LocalStep, Start, make_step
 from fedhyper.sim.methods import Local
 from fedhyper.sim.models import linear_layers
 from fedhyper.sim.registry import LOCALS
 
-_STACK = 32  # clients: large enough to hide Python, small enough to give several workers something to do
+_STACK = 32  # clients: enough to hide Python, and little more memory than a core's own cache has
+_WORTH = 3_000  # µs of a round below which sharing it out costs more than it saves (about 1.5 ms for the caller)
 _CHUNK = 1 << 22  # answers of the steps prepared at a time (clients × batch × classes each): 16 MB an array
 _STACK_WEIGHTS = 1 << 23  # weights of a stack altogether: a large model must not cost gigabytes
 
@@ -44,29 +46,25 @@ class StackedEngine:
         self._own = local_to_thread()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # workers are threads of ours; a sum split among torch's has other bits
-        self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+        self._workers, self._pool = workers, ThreadPoolExecutor(workers) if workers > 1 else None
         self.largest = max(1, min(_STACK, _STACK_WEIGHTS // self.layers[-1].end))
 
-    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
-        """The stacks, as positions in ``tasks``: of about as many local steps each, from half of ``_STACK`` clients on.
+    def pieces(self, tasks: Sequence[ClientTask], workers: int) -> list[Sequence[int]]:
+        """The stacks, as positions in ``tasks``: one a worker, if that changes no bits.
 
-        A step of a stack costs as much as 2 clients' more than its clients' (33 and 18 µs, softmax), so that two stacks
-        of 16 should cost a twentieth more than one of 32 where there is one core. With several they can be shared out.
+        It may: a stack is padded to its longest batch, and products of MKL, and of a GPU, depend on where a matrix lies
+        in memory. Then there are always two for every ``_STACK`` clients.
         """
-        count = 1 if 2 * len(tasks) <= _STACK else 2 * -(-len(tasks) // _STACK)
-        share = sum(len(task.batches) for task in tasks) / count
-        stacks: list[list[int]] = [[]]
-        done = 0
-        for i, task in enumerate(tasks):
-            if len(stacks[-1]) == self.largest or done >= share * len(stacks):
-                stacks.append([])
-            stacks[-1].append(i)
-            done += len(task.batches)
-        return [stack for stack in stacks if stack]  # nobody may come, where each is sampled by a coin of its own
+        steps = [len(task.batches) for task in tasks]
+        widths = {task.width for task in tasks}
+        alone = self.train_x.is_cpu and len(widths) == 1  # so far a client's bits are its own
+        if not (alone and all(small(layer.inputs, layer.outputs, *widths) for layer in self.layers)):
+            return cut(steps, 1 if 2 * len(steps) <= _STACK else 2 * -(-len(steps) // _STACK), self.largest)
+        return cut(steps, workers if cost(steps) > _WORTH else 1, self.largest)
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Stacks of clients, replies in the order of ``tasks``."""
-        stacks = [[tasks[i] for i in piece] for piece in self.pieces(tasks)]
+        stacks = [[tasks[i] for i in piece] for piece in self.pieces(tasks, self._workers)]
         if self._pool is None or len(stacks) == 1:
             for stack in stacks:
                 yield from self.train_piece(stack, sent)
@@ -90,16 +88,18 @@ class StackedEngine:
         delta = None if sent.delta is None else sent.delta.to(weights.device)
         lengths = [torch.from_numpy(counts).to(weights.device) for counts in (steps, epochs)]
         step = make_step(self.local, weights, Start(sent.local_lr, lengths[0], lengths[1], delta, sent.cohort))
-        first, total, done = None, torch.zeros(len(tasks), dtype=torch.float64), 0
+        first, total, done = None, np.zeros(len(tasks)), 0
         size = max(1, _CHUNK // (len(tasks) * stack.width * self.layers[-1].outputs))
         with np.errstate(all="ignore"):  # weights that overflow are the guard's to see, as they are with torch
             while done < steps[0]:
                 index, shares = padded([draw.next(size) for draw in draws], stack.width)
                 losses = self._train_chunk(step, stack, index, shares, steps - done)
-                first, total, done = losses[0] if first is None else first, total + losses.sum(0), done + len(index)
+                first, done = losses[0].copy() if first is None else first, done + len(index)
+                for row in losses:  # the order of a sum of all would depend on the longest client of the stack
+                    total += row
         assert first is not None
         deltas = sent.weights - weights.cpu()
-        mean = total / torch.from_numpy(steps)
+        mean = total / steps
         replies: dict[int, Reply] = {}
         for row, i in enumerate(order):
             replies[i] = Reply(
@@ -123,7 +123,7 @@ class StackedEngine:
 
     def _train_chunk(
         self, step: LocalStep, stack: LinearStack, index: Tensor, shares: Tensor, left: np.ndarray[Any, Any]
-    ) -> Tensor:
+    ) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Take these steps; ``left`` says how many each client has, from here on. Their losses ``[step, client]``."""
         index, shares = index.to(self.train_x.device), shares.to(self.train_x.device)
         answers = self.train_y[index].unsqueeze(2)
@@ -149,7 +149,7 @@ class StackedEngine:
                 gradient(right, share, found, k)
                 loss = (found * right).sum((1, 2)) if needs_loss else None
                 step.step(gradient.grads[k], loss)
-        return -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu()
+        return -(log_p.gather(2, answers).squeeze(2).double() * shares).sum(2).cpu().numpy()
 
     def _outputs(self, weights: Tensor, x: Tensor) -> Tensor:
         z = x

@@ -170,7 +170,7 @@ class ThreadEngine:
             self._idle.put(worker)
         self._pool = ThreadPoolExecutor(workers)
 
-    def pieces(self, tasks: Sequence[ClientTask]) -> list[Sequence[int]]:
+    def pieces(self, tasks: Sequence[ClientTask], workers: int) -> list[Sequence[int]]:
         """One client each."""
         return [[i] for i in range(len(tasks))]
 

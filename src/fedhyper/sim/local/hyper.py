@@ -32,26 +32,34 @@ class HyperStep(LocalStep):
             self.lr, _ = hyper_rate(self.rule, self.lr, [grad], before, delta, products=inners_single)
         else:
             self.lr = self._stack_rate(grad)
+            self.before = grad
+            return self.lr[: grad.shape[0]], grad
         self.before = grad
         return self.lr, grad
 
     def _stack_rate(self, grad: Tensor) -> Floats:
-        """The rates of the clients still at work: NumPy, whose calls on a few numbers cost a third of torch's."""
+        """The rates of all clients of the stack, also of those that have finished.
+
+        NumPy: its calls on a few numbers cost a third of torch's.
+        """
         n = grad.shape[0]
         if self.before is None:
+            self.rule = replace(self.rule, local_steps=self.start.local_steps.cpu().numpy())
             return np.full(n, self.lr)
-        if len(self.lr) != n or self.steps == 1:  # clients of the stack have finished
-            self.lr, self.before = self.lr[:n], self.before[:n]
-            self.rule = replace(self.rule, local_steps=self.start.local_steps[:n].cpu().numpy())
-        acts = self.start.delta is not None and self.rule.global_term != "off"
-        others = (self.before, self.start.delta) if acts else (self.before,)
-        along, *globally = (inner_rows if self.rule.hypergrad == "inner" else cosine_rows)(grad, *others)
-        h = self.rule.hypergradient(along, globally[0] if acts else 0.0)
-        if self.rule.apply != "add" or not math.isfinite(np.add.reduce(h)):
-            return self.rule.moved(self.lr, h)  # type: ignore[no-any-return]
+        rule, before, delta = self.rule, self.before, self.start.delta
+        if before.shape[0] != n:  # clients of the stack have finished
+            before = before[:n]
+        others = (before,) if delta is None or rule.global_term == "off" else (before, delta)
+        products = (inner_rows if rule.hypergrad == "inner" else cosine_rows)(grad, *others)
+        if len(self.lr) != n:  # whoever has finished stays in the row, where it costs nothing
+            working, products = products, np.zeros((len(others), len(self.lr)))
+            products[:, :n] = working
+        h = rule.hypergradient(products[0], products[1] if len(others) > 1 else 0.0)
+        if rule.apply != "add" or not math.isfinite(sum(h.tolist())):
+            return rule.moved(self.lr, h)  # type: ignore[no-any-return]
         # the same numbers in three calls; those of ``moved`` for arrays of any kind take as long as a whole step
-        low, high = self.rule.range
-        moved = self.lr + self.rule.hyper_lr * h
+        low, high = rule.range
+        moved = self.lr + rule.hyper_lr * h
         return np.minimum(np.maximum(moved, low, out=moved), high, out=moved)  # type: ignore[no-any-return]
 
 

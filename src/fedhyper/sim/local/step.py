@@ -55,12 +55,13 @@ class LocalStep:
         self.before: Any = None  # the gradient of the step before, for the rules that compare
         self.steps = 0
         self._rates: list[float] = []
+        self._column = torch.empty(0, 1)  # a stack's rates, as the weights' arithmetic takes them
         self._stack_rates = StackRates(len(weights) if weights.ndim > 1 else 0)
 
     def step(self, grad: Tensor, loss: Rate) -> None:
         """One local step, in place."""
         if self.weights.shape != grad.shape:  # clients of the stack have finished
-            self.weights = self.weights[: len(grad)]
+            self.weights = self.weights[: grad.shape[0]]
         weights = self.weights
         if self.origin is not None:
             grad.add_(weights - rows(self.origin, grad), alpha=self.start.proximal)
@@ -76,9 +77,13 @@ class LocalStep:
             self._stack_rates.add(grad.shape[0], rate)
         if isinstance(rate, float):
             weights.sub_(direction, alpha=rate)
+        elif isinstance(rate, np.ndarray):
+            if self._column.shape[0] != len(rate):
+                self._column = torch.empty(len(rate), 1, dtype=weights.dtype)
+                self._column_values = self._column.numpy()[:, 0]
+            self._column_values[:] = rate
+            weights.addcmul_(direction, self._column.to(weights.device), value=-1)
         else:
-            if isinstance(rate, np.ndarray):
-                rate = torch.from_numpy(rate.astype(np.float32))
             weights.addcmul_(direction, rate.to(weights).unsqueeze(-1), value=-1)
 
     def rate(self, grad: Tensor, loss: Rate) -> tuple[Rate, Tensor]:

@@ -45,8 +45,8 @@ class StackRates:
 
     def _fold(self) -> None:
         for n, block in self._blocks():
-            # rows are added one after the other, so that the sum has the bits of Python's
-            self._sum[:n] = np.add.reduce([self._sum[:n], *block])
+            # rows are added one after the other, also when there is one column: the sum has the bits of Python's
+            self._sum[:n] = np.add.accumulate([self._sum[:n], *block])[-1]
             self._low[:n] = np.minimum(self._low[:n], block.min(0))
             self._high[:n] = np.maximum(self._high[:n], block.max(0))
             self._last[:n] = block[-1]
@@ -58,5 +58,7 @@ class StackRates:
             rates = [rate for _, rate in steps]
             if isinstance(rates[0], float):
                 yield n, np.repeat(np.array(rates)[:, None], n, 1)
+            elif isinstance(rates[0], np.ndarray):
+                yield n, np.array(rates, np.float64)
             else:
-                yield n, np.array([torch.as_tensor(rate, device="cpu").numpy() for rate in rates], np.float64)
+                yield n, torch.stack(rates).cpu().double().numpy()

@@ -18,11 +18,15 @@ FASTER = 0.8  # of the other's rounds
 
 
 class Found(NamedTuple):
-    """What a check saw: ``holds`` is None when the runs it needs are not there."""
+    """What a check saw: ``holds`` is None when the runs it needs are not there.
+
+    ``unsure``: the difference is smaller, either way, than these seeds can tell; then ``holds`` is False.
+    """
 
     holds: bool | None
     ours: str
     why: str
+    unsure: bool = False
 
 
 MISSING = Found(None, "–", "the runs it needs are not there")
@@ -51,8 +55,9 @@ def above_best(results: Results, task: str, *, ours: str, rivals: tuple[str, ...
     if found is None:
         return MISSING
     best, mine, theirs = found
-    said = f"{points(mine.mean - theirs.mean)} ({percent(mine)}; {VARIANTS[best].label} {percent(theirs)})"
-    return Found(_enough(mine, theirs), said, tell(mine, theirs))
+    return compare(
+        mine, theirs, f"{points(mine.mean - theirs.mean)} ({percent(mine)}; {VARIANTS[best].label} {percent(theirs)})"
+    )
 
 
 def earlier(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], share: float) -> Found:
@@ -62,8 +67,7 @@ def earlier(results: Results, task: str, *, ours: str, rivals: tuple[str, ...], 
         return MISSING
     best, mine, theirs = found
     rival = f"{VARIANTS[best].label} {percent(theirs)}"
-    said = f"{percent(mine)} on average over the first {share:.0%} of rounds; {rival}"
-    return Found(_enough(mine, theirs), said, tell(mine, theirs))
+    return compare(mine, theirs, f"{percent(mine)} on average over the first {share:.0%} of rounds; {rival}")
 
 
 def _least_gain(
@@ -81,14 +85,12 @@ def _least_gain(
     return worst, *pairs[worst]
 
 
-def _enough(mine: Stat, theirs: Stat) -> bool:
-    return mine.mean - theirs.mean >= needed(mine, theirs)
-
-
-def tell(mine: Stat, theirs: Stat) -> str:
-    """``+0.31 points, +0.20 needed to tell, 3 seeds``."""
+def compare(mine: Stat, theirs: Stat, said: str) -> Found:
+    """Whether one mean is above the other, with the reason: ``+0.31 points, +0.20 needed to tell, 3 seeds``."""
+    gain, enough = mine.mean - theirs.mean, needed(mine, theirs)
     seeds = "one seed" if mine.n == 1 else f"{mine.n} seeds"
-    return f"{points(mine.mean - theirs.mean)} points, {points(needed(mine, theirs))} needed to tell, {seeds}"
+    why = f"{points(gain)} points, {points(enough)} needed to tell, {seeds}"
+    return Found(gain >= enough, said, why, unsure=abs(gain) < enough)
 
 
 def comparable(results: Results, task: str, *, ours: str, rival: str) -> Found:

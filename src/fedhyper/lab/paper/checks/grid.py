@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from fedhyper.lab.paper.checks.accuracy import CLOSE, MISSING, Found, percent, points, tell
-from fedhyper.lab.paper.results import Results, needed
+from fedhyper.lab.paper.checks.accuracy import CLOSE, MISSING, Found, compare, percent, points
+from fedhyper.lab.paper.results import Results
 from fedhyper.lab.paper.variants import VARIANTS
 from fedhyper.lab.results.metrics import Stat
 
@@ -60,9 +60,8 @@ def skew_gain(results: Results, task: str, *, level: str) -> Found:
     mine, theirs = both.late(task, "g+cl", level), both.late(task, "fedavg", level)
     if mine is None or theirs is None:
         return MISSING
-    gain = mine.mean - theirs.mean
-    said = f"{percent(theirs)} / {percent(mine)} ({points(gain)})"
-    return Found(gain >= needed(mine, theirs), said, tell(mine, theirs))
+    said = f"FedAvg {percent(theirs)}, G+CL {percent(mine)} ({points(mine.mean - theirs.mean)})"
+    return compare(mine, theirs, said)
 
 
 def most_at_most_skewed(results: Results, task: str) -> Found:
@@ -89,4 +88,4 @@ def at_own_best(results: Results, task: str, *, ours: str, rivals: tuple[str, ..
     (mine, here), (theirs, there) = best[ours], best[rival]
     gain = points(mine.mean - theirs.mean)
     said = f"{gain} ({percent(mine)} at {here}; {VARIANTS[rival].label} {percent(theirs)} at {there})"
-    return Found(mine.mean - theirs.mean >= needed(mine, theirs), said, tell(mine, theirs))
+    return compare(mine, theirs, said)

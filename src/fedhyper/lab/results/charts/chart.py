@@ -6,6 +6,7 @@ names as paths, and expressions are code. Such strings are data values and title
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +91,22 @@ def save(chart: Chart, path: Path, *, title: str | None = None) -> Path:
         case ".png":
             content = vl_convert.vegalite_to_png(spec, scale=2)
         case ".svg":
-            content = vl_convert.vegalite_to_svg(spec).encode()
+            content = _renumbered(vl_convert.vegalite_to_svg(spec)).encode()
         case ".pdf":
             content = vl_convert.vegalite_to_pdf(spec)
         case other:
             raise UserError(f"figure {path.name} has the suffix {other!r}; use .png, .svg or .pdf")
     return write_new(path, content)
+
+
+def _renumbered(svg: str) -> str:
+    """The same picture, whatever was drawn before it: the renderer counts its clip paths on from one to the next."""
+    numbers: dict[str, int] = {}
+    return re.sub(
+        r'((?<=url\(#clip)|(?<=<clipPath id="clip))\d+',
+        lambda found: str(numbers.setdefault(found[0], len(numbers))),
+        svg,
+    )
 
 
 def colour(labels: Sequence[str], legend: bool) -> alt.Color:

@@ -42,7 +42,7 @@ def partition_chart(partition: dict[str, Any]) -> Chart:
                     sort="ascending",
                     # Classes have no order, so neighbours must not look alike, as they do in viridis.
                     scale=alt.Scale(scheme="tableau10" if max(map(len, counts)) <= 10 else "tableau20"),
-                    legend=alt.Legend(orient="top", direction="horizontal", columns=10, symbolType="square"),
+                    legend=alt.Legend(orient="top", direction="horizontal", columns=5, symbolType="square"),
                 ),
                 order=alt.Order("label:O"),
                 tooltip=["client:O", alt.Tooltip("label:O", title="class"), "examples:Q"],

@@ -14,7 +14,7 @@ def bar_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
     base = alt.Chart(alt.NamedData("rows")).encode(
         y=alt.Y("series:N", sort=list(labels), title=None, axis=alt.Axis(labelLimit=180)),
     )
-    room = max((float(row.get("hi") or row["end"]) for row in rows), default=1.0) * 1.25 or 1.0
+    room = max((float(row.get("hi") or row["end"]) for row in rows), default=1.0) * 1.5 or 1.0
     bars = base.mark_bar(height=16).encode(
         x=alt.X("value:Q", title=x_title, axis=alt.Axis(grid=True, tickCount=6), scale=alt.Scale(domain=[0, room])),
         color=colour(labels, False),

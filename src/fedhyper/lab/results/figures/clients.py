@@ -33,7 +33,7 @@ def target_figure(series: Sequence[Series]) -> Iterator[Figure]:
             if stat.std is not None:
                 row |= {"lo": max(0.0, stat.mean - stat.std), "hi": stat.mean + stat.std}
             if stat.n < len(runs):
-                row["text"] += f" ({stat.n} of {len(runs)} runs)"
+                row["text"] += f" ({stat.n} of {len(runs)})"
         rows.append(row)
     if all("value" not in row for row in rows):
         return
@@ -43,7 +43,7 @@ def target_figure(series: Sequence[Series]) -> Iterator[Figure]:
         "rounds-to-target",
         "Rounds to target",
         f"Rounds to {target:.0%} test accuracy",
-        "Mean over the runs that reach it; the whisker is one standard deviation.",
+        "Mean over the runs that reach it, and how many of them do if not all; the whisker is one standard deviation.",
         f"Bar chart, rounds to {target:.0%} accuracy: {words}.",
         bar_chart(rows, [one.label for one in series], x_title="rounds"),
         wide=True,

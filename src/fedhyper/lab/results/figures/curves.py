@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedhyper.lab.results.charts.chart import Rows
@@ -21,6 +21,10 @@ class _Line:
     y_title: str
     percent: bool = False
     log: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.field.replace('_', '-')}-by-{self.x}"
 
 
 _AXES = {"round": "round", "seconds": "seconds", "megabytes": "MB sent and received", "epsilon": "ε spent"}
@@ -46,12 +50,16 @@ _CAPTIONS = {
 }
 
 
-def curve_figures(rows: Rows, series: Sequence[Series], legend: bool) -> Iterator[Figure]:
-    """A figure for every line of ``_LINES`` that these runs have numbers for."""
+def curve_figures(
+    rows: Rows, series: Sequence[Series], legend: bool, only: Collection[str] | None = None
+) -> Iterator[Figure]:
+    """A figure for every line of ``_LINES`` that these runs have numbers for, or for those whose key is in ``only``."""
     labels = [one.label for one in series]
     targets = {run.target_accuracy for one in series for run in one.runs}
     target = targets.pop() if len(targets) == 1 else None
     for line in _LINES:
+        if only is not None and line.key not in only:
+            continue
         values = [row[line.field] for row in rows if line.field in row and row.get(line.x) is not None]
         if not values or (line.x != "round" and not any(row.get(line.x) for row in rows)):
             continue
@@ -86,7 +94,7 @@ def curve_figures(rows: Rows, series: Sequence[Series], legend: bool) -> Iterato
             over_settings=any(one.over == "settings" for one in series),
         )
         yield Figure(
-            key=f"{line.field.replace('_', '-')}-by-{line.x}",
+            key=line.key,
             section=line.section,
             title=line.title,
             caption=" ".join(filter(None, said)),

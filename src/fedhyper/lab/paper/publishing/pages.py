@@ -11,18 +11,25 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedhyper.lab.paper.awake import OLD
 from fedhyper.lab.paper.checks.rounds import round_seconds
 from fedhyper.lab.paper.experiments import EXPERIMENTS
 from fedhyper.lab.paper.measured import table
 from fedhyper.lab.paper.planning import Planned
+from fedhyper.lab.paper.publishing.verdicts import (
+    DECIDED,
+    SHRUNK,
+    Part,
+    claims_table,
+    first_updates_of,
+    known_verdicts,
+    less_work_words,
+    lost_tasks,
+)
 from fedhyper.lab.paper.results import LAST, ONE_SEED, SEEDS, Results
 from fedhyper.lab.paper.variants import VARIANTS
 
-SHRUNK = "shrunk"  # the folder of the pages of the old small scale
-_DECIDED = ("reproduced", "not reproduced")
 _COLUMNS = ("task", "method", "level", "runs", "late_accuracy", "std", "first_half", "seconds", "up", "down")
-Part = dict[str, Any]
+LOST = "lost"  # the folder of what was published from runs that are gone
 
 
 def command(name: str, scale: str) -> str:
@@ -38,25 +45,55 @@ def markdown(name: str, parts: Sequence[Part], folders: Sequence[str], old: Part
     lines += [experiment.about, ""] if experiment.about else []
     for part in parts:
         lines += _unfinished(name, part)
-    if parts[0]["verdicts"]:
+    judged = bool(parts[0]["verdicts"])
+    if judged:
         heading = "## The paper's claims" if not experiment.own else "## The claims, asked again"
-        lines += [heading, "", _claims_table(parts, old), "", *_words(parts, old)]
+        lines += [heading, "", claims_table(parts, old), "", *less_work_words(old)]
     lines += _updates(parts)
     for part, folder in zip(parts, folders, strict=True):
-        if part["done"]:
-            lines += [f"## At the scale {part['scale']}", ""]
-            lines += [f"![{title}]({folder}/{stem}.svg)\n" for stem, title in part["figures"]]
-            lines += ["### Measured", "", part["tables"], ""]
+        lines += _measured(part, folder, f"At the scale {part['scale']}") if part["done"] else []
+        lines += _lost(name, part)
     lines += ["## What differs from the paper", ""]
     for part in parts:
         lines += [f"- scale {part['scale']}: {line}" for line in part["changes"]]
         lines += [] if part["changes"] else [f"- scale {part['scale']}: nothing in the setting"]
-    judged = bool(parts[0]["verdicts"])
     lines += [f"- {note}" for note in (*(_ALWAYS if judged else ()), *experiment.notes)]
     lines += ["", "## How the verdicts are reached", "", _RULES] if judged else []
     lines += ["", "## Where this comes from", ""]
-    lines += [f"- scale {part['scale']}: {'; '.join(part['provenance'])}" for part in parts]
+    for part in parts:
+        lines.append(f"- scale {part['scale']}: {'; '.join(part['provenance'])}")
+        if lost_tasks(part):
+            lines.append(f"- scale {part['scale']}, runs not kept: {'; '.join(part['lost']['provenance'])}")
     return "\n".join(lines) + "\n"
+
+
+def _measured(part: Part, folder: str, heading: str) -> list[str]:
+    lines = [f"## {heading}", "", *(f"![{title}]({folder}/{stem}.svg)\n" for stem, title in part["figures"])]
+    tables = [text for task, table in part["tables"].items() for text in (f"#### {task}", "", table, "")]
+    return [*lines, "### Measured", "", *tables]
+
+
+# --- runs that were not kept ------------------------------------------------------------------------------------
+
+
+def _lost(name: str, part: Part) -> list[str]:
+    """What an earlier session published, as it was, of the datasets whose runs have not all been made again."""
+    tasks = lost_tasks(part)
+    if not tasks:
+        return []
+    lost = part["lost"]
+    kept = {
+        "figures": [one for one in lost["figures"] if one[0].partition("-")[0] in tasks],
+        "tables": {task: lost["tables"][task] for task in tasks},
+    }
+    heading, *rest = _measured(kept, f"{LOST}/{name}/{part['scale']}", f"At the scale {part['scale']}: runs not kept")
+    return [heading, "", _NOT_KEPT, *rest]
+
+
+_NOT_KEPT = (
+    "An earlier session made these runs and published what follows; the runs themselves are gone. Nothing of it is "
+    "mixed with the runs above. A verdict that rests on it alone says so."
+)
 
 
 _ALWAYS = (
@@ -99,60 +136,14 @@ _HEAVY = {
 }
 
 
-def _claims_table(parts: Sequence[Part], old: Part | None) -> str:
-    header = ["claim", "data", "the paper", *(f"scale {part['scale']}" for part in parts)]
-    header += ["with less local work", "changes with the local work?"] if old else []
-    columns = [_by_claim(part) for part in parts]
-    before = _by_claim(old) if old else {}
-    rows = []
-    for verdict in parts[0]["verdicts"]:
-        key = verdict["text"], verdict["task"]
-        row = [verdict["text"], verdict["task"], verdict["paper"], *(_cell(column.get(key)) for column in columns)]
-        rows.append([*row, _cell(before.get(key)), _change(key, columns, before)] if old else row)
-    return table(header, rows)
-
-
-def _by_claim(part: Part) -> dict[tuple[str, str], dict[str, str]]:
-    return {(verdict["text"], verdict["task"]): verdict for verdict in part["verdicts"]}
-
-
-def _cell(verdict: dict[str, str] | None) -> str:
-    if verdict is None:
-        return "–"
-    if verdict["status"] not in _DECIDED:
-        return (
-            f"not tested here: {verdict['why']}" if verdict["ours"] == "–" else f"{verdict['ours']}; {verdict['why']}"
-        )
-    return f"**{verdict['status']}**: {verdict['ours']}; {verdict['why']}"
-
-
-def _change(key: tuple[str, str], columns: Sequence[dict[tuple[str, str], dict[str, str]]], before: Any) -> str:
-    now = {c[key]["status"] for c in columns if key in c and c[key]["status"] in _DECIDED}
-    then = before[key]["status"] if key in before and before[key]["status"] in _DECIDED else None
-    if not now or then is None:
-        return "–"
-    if len(now) > 1:  # rounds or seeds, then: our scales have the same local work
-        return "unclear: scales with the same local work differ"
-    return "no" if now == {then} else f"**yes**: {then} → {now.pop()}"
-
-
-def _words(parts: Sequence[Part], old: Part | None) -> list[str]:
-    if not old:
-        return []
-    return [
-        f"“With less local work” is {OLD}. It is no verdict on the paper: updates there are so short that FedHyper-G's "
-        f"rate hardly moves ([why](awake.md); [those pages]({SHRUNK}/README.md)).",
-        "",
-    ]
-
-
 def _updates(parts: Sequence[Part]) -> list[str]:
     """The length of the first update at every scale: what a scale must keep for its verdicts to mean something."""
-    tasks = dict.fromkeys(task for part in parts for task in part["first_updates"])
+    known = [first_updates_of(part) for part in parts]
+    tasks = dict.fromkeys(task for updates in known for task in updates)
     if not tasks:
         return []
     header = ["|Δ| in round 1, FedAvg", *(f"scale {part['scale']}" for part in parts)]
-    rows = [[t, *(f"{p['first_updates'][t]:.4f}" if t in p["first_updates"] else "–" for p in parts)] for t in tasks]
+    rows = [[task, *(f"{one[task]:.4f}" if task in one else "–" for one in known)] for task in tasks]
     return ["## Local work", "", table(header, rows), ""]
 
 
@@ -184,9 +175,9 @@ def index(pages: dict[str, Sequence[Part]]) -> str:
     rows = []
     for name, experiment in EXPERIMENTS.items():
         for part in pages.get(name, ()):
-            counts = Counter(verdict["status"] for verdict in part["verdicts"])
-            told = [str(counts[status]) for status in (*_DECIDED, "not tested here")]
-            runs = f"{part['done']} of {part['planned']}"
+            counts = Counter(verdict["status"] for verdict in known_verdicts(part).values())
+            told = [str(counts[status]) for status in (*DECIDED, "not tested here")]
+            runs = f"{part['done']} of {part['planned']}" + ("; others not kept" if lost_tasks(part) else "")
             rows.append([f"[{name}]({name}.md)", experiment.title, part["scale"], runs, *told])
         if name not in pages:
             rows.append([name, experiment.title, "–", "not run yet", "–", "–", "–"])
@@ -199,11 +190,13 @@ _INDEX = (
     "",
     "Each page sets the numbers of FedHyper (ICLR 2024) beside ours, with a verdict a claim. The command on a page",
     "makes it again; a page that lacks runs names them and how to go on. How: [reproduce](../reproduce.md).",
+    "Every run behind a page is in `docs/results/runs/`, a small file each. “Others not kept”: the page also shows,",
+    "apart, what an earlier session published of runs that are gone; its verdicts count here where there is no other.",
     "",
 )
 _AFTER = (
     f"`own-rates` and `awake` are questions of ours, not the paper's. [{SHRUNK}]({SHRUNK}/README.md) has the pages of",
     "the old small scale (100 images a client, two local epochs), where G could not move: see [awake](awake.md).",
-    "The learning-rate-free method from 25 pairs of initial rates: [robustness](robustness.md).",
+    "The learning-rate-free method against tuned rivals: [robustness](robustness.md).",
     "",
 )
