@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 
+from fedhyper.sim.engines.base import ClientTask, Sent
+from fedhyper.sim.engines.threads import ThreadEngine
 from fedhyper.sim.local.step import Start, make_optimizer, make_step
 from fedhyper.sim.methods import Local
 from fedhyper.sim.registry import METHODS
@@ -136,6 +139,24 @@ def test_same_bits_for_any_workers_and_threads(model: str, method: str, optimize
         torch.set_num_threads(threads)
     assert len(digests) == 1
     assert all(record == records[0] for record in records)
+
+
+def test_clients_that_nobody_waits_for_are_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ctrl-C: Python ends only when the threads have, and what was queued would still be trained
+    trained = []
+
+    def slow(self: ThreadEngine, task: ClientTask, sent: Sent) -> int:
+        trained.append(task.client)
+        time.sleep(0.2)
+        return task.client
+
+    monkeypatch.setattr(ThreadEngine, "_train_one", slow)
+    simulation = make_simulation(model="cnn", engine="threads", workers=1, clients_per_round=12)
+    replies = iter(simulation.engine.train(simulation.cohorts.tasks(0), simulation._sent(simulation._state)))
+    next(replies)
+    replies.close()  # type: ignore[attr-defined]
+    simulation.close()
+    assert len(trained) <= 2  # the first, and the one that had begun
 
 
 def test_bfloat16_trains() -> None:

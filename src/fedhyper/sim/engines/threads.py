@@ -181,13 +181,16 @@ class ThreadEngine:
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
         """Replies in the order of ``tasks``; a few are in flight, so memory does not grow with the cohort."""
         waiting: deque[Future[Reply]] = deque()
-        ahead = iter(tasks)
-        for task in ahead:
-            waiting.append(self._pool.submit(self._train_one, task, sent))
-            if len(waiting) > 2 * len(self._workers):
+        try:
+            for task in tasks:
+                waiting.append(self._pool.submit(self._train_one, task, sent))
+                if len(waiting) > 2 * len(self._workers):
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        finally:  # a caller that has left: nobody wants the rest, and Python would finish it before it ends
+            for future in waiting:
+                future.cancel()
 
     def _train_one(self, task: ClientTask, sent: Sent) -> Reply:
         worker = self._idle.get()
