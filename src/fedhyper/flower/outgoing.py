@@ -27,6 +27,12 @@ UNHEARD = (
     " AdamW, too"
 )
 
+UNTOLD = (
+    "the first round's losses tell no rate from another, and there are only %d rounds: clients go on with the rate they"
+    " were given, %g. The client mod fedhyper.flower.climbing_mod finds a better one in the first round"
+)
+SHORT = 5  # rounds: of Flower's examples 16 of 22 have no more. There is no time to come back from a guess
+
 
 def rate_entries(config: ConfigRecord, named: str | None) -> tuple[str, ...]:
     """The entries of the train config that the rate goes into; ``named`` is the one the app says its clients read."""

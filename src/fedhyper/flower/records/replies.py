@@ -69,6 +69,9 @@ class Expected:
     rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
     climbs: bool = False  # clients that can were asked to try several
     hurried: bool = False  # the run has no round left after those in which rates are tried out
+    own_lr: float | None = (
+        None  # the app's own rate, where the run is too short to find a better one late; None: it is not
+    )
 
 
 def sift(
