@@ -35,6 +35,7 @@ from fedhyper.flower.outgoing import (
     rates_used,
     spread_rates,
     too_few,
+    tried,
 )
 from fedhyper.flower.records.layout import Layout, Trainable
 from fedhyper.flower.records.replies import Expected, Refusal, sift_evaluation
@@ -248,6 +249,15 @@ class FedHyper(Strategy):
         record = self._records.add(server_round, rates, made, decision, measured)
         if self._few is not None and made.believed and not made.report.climbed:  # clients that climb need no more
             self._warn_once("few", self._few)
+        if (
+            self._rungs
+            and made.believed
+            and not made.report.climbed
+            and not made.unheard
+            and run.plan.ladder is not None
+        ):
+            said = tried(run.plan.ladder, self._rungs, rates, len(made.believed), decision.local_lr)
+            _log.info("fedhyper: %s", said)
         if made.untold:
             self._warn_once("untold", UNTOLD, self._rounds, self._own_lr)
         if made.unheard:
