@@ -241,3 +241,20 @@ def test_a_round_in_which_rates_are_tried_out_says_so(caplog: pytest.LogCaptureF
     assert "10 clients tried rates from 1e-05 to 10" in lines[0]
     assert f"the {strategy.history[0]['clients_used']} nearest the best" in lines[0]
     assert f"the next round's rate is {strategy.history[1]['local_lr']:.3g}" in lines[0]
+
+
+def test_only_the_first_round_can_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Eight nodes take two rounds. In the second one even the lowest rates train: what they differ by is no noise."""
+    calls = {"n": 0}
+
+    def noisy(reply: Message) -> Message:
+        calls["n"] += 1
+        if calls["n"] > 8:
+            reply.content["metrics"]["train_loss"] = 0.5 + 0.1 * (calls["n"] % 3)
+        return reply
+
+    settings: dict[str, Any] = {"clients": 8, "rounds": 5, "local_lr": 1e-3}
+    _, grid, _ = start(logistic_app(), spoil=dict.fromkeys(range(8), noisy), **settings)
+    assert len(set(sent(grid)[2])) > 1  # still trying
+    assert min(sent(grid)[3]) > 1e-2
+    assert "tell no rate from another" not in caplog.text
