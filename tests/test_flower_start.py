@@ -253,8 +253,8 @@ def test_only_the_first_round_can_tell_nothing(caplog: pytest.LogCaptureFixture)
             reply.content["metrics"]["train_loss"] = 0.5 + 0.1 * (calls["n"] % 3)
         return reply
 
-    settings: dict[str, Any] = {"clients": 8, "rounds": 5, "local_lr": 1e-3}
+    settings: dict[str, Any] = {"clients": 8, "rounds": 5, "local_lr": 0.1}
     _, grid, _ = start(logistic_app(), spoil=dict.fromkeys(range(8), noisy), **settings)
     assert len(set(sent(grid)[2])) > 1  # still trying
-    assert min(sent(grid)[3]) > 1e-2
+    assert min(sent(grid)[3]) > 0.2
     assert "tell no rate from another" not in caplog.text
