@@ -129,6 +129,20 @@ def test_what_single_tries_lead_to() -> None:
     assert without.votes[0][0] == -1  # the lower rungs' losses stand for what clients began with
 
 
+def test_a_round_that_tells_nothing_leaves_a_short_run_at_its_own_rate() -> None:
+    ladder, rungs = Ladder(), [-10, -10, -8, -8, -6, -6, -4, -2, 0, 2]
+    means = [2.30, 2.31, 2.31, 2.30, 2.30, 2.31, 2.315, 2.317, 2.34, 2.9]  # nobody gains twice 0.01
+    own = ladder.untold(rungs, means, None, 0.002)
+    assert own == {2, 3, 4, 5}  # at the rung below 0.002, which is -6, and two below that
+    assert ladder.untold(rungs, [m - 7 for m in means], None, 0.002) == own  # only differences count
+    for liar in (-1e9, 1e9, math.nan):  # one of those that hardly moved
+        assert ladder.untold(rungs, [liar, *means[1:]], None, 0.002) == own
+    assert ladder.untold(rungs, means, None, 10.0) == frozenset()  # that rate did harm
+    assert ladder.untold(rungs, [*means[:7], 2.2, *means[8:]], None, 0.002) == frozenset()  # this one stands out
+    assert ladder.untold([-10, -7, -4, -1, 2], [2.3, 2.31, 2.3, 2.31, 5.0], None, 0.002) == frozenset()  # a first look
+    assert ladder.untold(rungs, [math.nan] * 10, None, 0.002) == frozenset()
+
+
 # --- follow -------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +19,9 @@ from fedhyper.arrays import inner
 from fedhyper.automatic.auto import Auto
 from fedhyper.flower import FedHyper, gram
 from fedhyper.flower.records import sums
+from fedhyper.flower.records.fair import weigh
+from fedhyper.flower.records.replies import NodeReply
+from fedhyper.guard import NORM_CAP, fair_weights, not_against
 from fedhyper.loop import RoundReport, ServerLoop
 from fedhyper.sim.data.partition import make_partition
 from fedhyper.sim.data.tasks import load_task
@@ -96,6 +102,59 @@ def test_the_mean_and_what_it_shares_with_each_reply_in_one_look(dtype: Any) -> 
     rough = {np.float16: 5e-2, np.float32: 1e-5, np.float64: 1e-12}[dtype]  # of the length of the vectors
     exact, scale = rows @ (np.array(weights) @ rows), float(np.linalg.norm(rows[0]) ** 2)
     np.testing.assert_allclose(along, exact, atol=rough * scale)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])
+def test_every_product_of_two_replies_in_one_look(dtype: Any, scale: float) -> None:
+    if dtype == np.float16:
+        scale = min(max(scale, 1e-2), 1e2)
+    rng = np.random.default_rng(0)
+    shapes = {"long": (3, 22_223), "exact": (1024,), "none": (0,), "one": ()}
+    before = {name: (scale * rng.normal(size=shape)).astype(dtype) for name, shape in shapes.items()}
+    replies = [{k: (v + scale * rng.normal(size=v.shape)).astype(dtype) for k, v in before.items()} for _ in range(4)]
+    replies.append(before)  # this one did not move
+    found = np.array(sums.products(before, replies, list(shapes)))
+    rows = np.stack([np.concatenate([np.ravel(before[k].astype(float) - r[k]) for k in shapes]) for r in replies])
+    rough = {np.float16: 1e-3, np.float32: 1e-5, np.float64: 1e-12}[dtype]
+    np.testing.assert_allclose(found, rows @ rows.T, rtol=rough, atol=rough * float((rows[0] ** 2).sum()))
+    replies[2] = {**before, "one": np.array(math.nan, dtype)}
+    spoilt, honest = np.array(sums.products(before, replies, list(shapes))), [0, 1, 3, 4]
+    assert np.isnan(spoilt[2, 2])
+    np.testing.assert_array_equal(spoilt[np.ix_(honest, honest)], found[np.ix_(honest, honest)])
+
+
+def test_products_have_the_same_bits_for_any_number_of_threads() -> None:
+    code = (
+        "import numpy as np; from fedhyper.flower.records import sums; rng = np.random.default_rng(0);"
+        "rows = [{'w': rng.normal(size=70_001).astype(np.float32)} for _ in range(sums.MOST + 1)];"
+        "print(sums.products(rows[0], rows[1:], ['w']))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2", "3")
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("count", [sums.MOST, sums.MOST + 1])  # each multiplied with each, and with the sum alone
+def test_few_replies_and_many_are_judged_alike(count: int) -> None:
+    rng = np.random.default_rng(1)
+    updates = rng.normal(1.0, 0.1, (count, 3000)).astype(np.float32)
+    updates[-1] *= -1  # the heaviest
+    nodes = [NodeReply(None, i, 1.0 + i, "", {"w": -d}, {}, float(d.astype(float) @ d)) for i, d in enumerate(updates)]  # type: ignore[arg-type]
+    found = [reply.weight for reply in weigh(nodes, NORM_CAP, {"w": np.zeros(3000, np.float32)}, ["w"])[0]]
+    fair = fair_weights([1.0 + i for i in range(count)], [float(np.linalg.norm(d)) for d in updates], NORM_CAP)
+    wide = updates.astype(float)
+    exact = not_against(fair, list((wide**2).sum(1)), list(wide @ (np.array(fair) @ wide)))
+    assert found == pytest.approx(exact, rel=1e-4)
+    assert found[-1] < 0.97 * fair[-1]
 
 
 @pytest.mark.parametrize("keys", [("a", "b", "c"), ("c", "a", "b")])

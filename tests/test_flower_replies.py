@@ -281,8 +281,8 @@ def test_an_apps_own_strategy_is_given_all_that_its_clients_send() -> None:
     strategy = FedHyper(inner, "g", seed=0)
     grid = LocalGrid(quadratic_app(), 4, spoil=dict.fromkeys(range(4), edit(more)))
     strategy.start(grid, initial(), num_rounds=2)
-    assert [record["clients_used"] for record in strategy.history] == [4, 4]
     assert inner.seen == [["arrays", "control", "metrics", "timing"]] * 4
+    assert [record["clients_used"] for record in strategy.history] == [4, 4]
 
 
 @pytest.mark.parametrize(

@@ -230,3 +230,31 @@ def test_a_plateau_is_left_by_the_highest_rate_that_does_no_harm() -> None:
     means = [2.3 + n + (0.5 if rung >= 0 else 0.0) for rung, n in zip(rungs, noise, strict=True)]
     assert ladder.weigh(rungs, means).votes[0][0] == -1
     assert ladder.weigh(rungs, [2.3] * 13).votes == ()  # it made no difference to anybody
+
+
+def test_a_round_in_which_rates_are_tried_out_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower's own line is "Received 2 results" of ten, which reads like eight failures."""
+    with caplog.at_level(logging.INFO, "flwr"):
+        strategy, _, _ = start(logistic_app(), clients=10, rounds=3)
+    lines = [record.getMessage() for record in caplog.records if "tried rates" in record.getMessage()]
+    assert len(lines) == 1
+    assert "10 clients tried rates from 1e-05 to 10" in lines[0]
+    assert f"the {strategy.history[0]['clients_used']} nearest the best" in lines[0]
+    assert f"the next round's rate is {strategy.history[1]['local_lr']:.3g}" in lines[0]
+
+
+def test_only_the_first_round_can_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Eight nodes take two rounds. In the second one even the lowest rates train: what they differ by is no noise."""
+    calls = {"n": 0}
+
+    def noisy(reply: Message) -> Message:
+        calls["n"] += 1
+        if calls["n"] > 8:
+            reply.content["metrics"]["train_loss"] = 0.5 + 0.1 * (calls["n"] % 3)
+        return reply
+
+    settings: dict[str, Any] = {"clients": 8, "rounds": 5, "local_lr": 0.1}
+    _, grid, _ = start(logistic_app(), spoil=dict.fromkeys(range(8), noisy), **settings)
+    assert len(set(sent(grid)[2])) > 1  # still trying
+    assert min(sent(grid)[3]) > 0.2
+    assert "tell no rate from another" not in caplog.text

@@ -362,6 +362,29 @@ def test_a_round_in_which_nobody_answers_changes_nothing_but_its_number(schedule
         assert (disturbed.state.mean.weights[name] == quiet.state.mean.weights[name]).all()
 
 
+def test_the_log_shows_the_rate_that_a_round_was_trained_at_and_whether_it_was_taken_back() -> None:
+    """The loss of rounds 6 and 7 is far above all others: what was done before is undone."""
+    calls = {"n": 0}
+
+    def worse(reply: Message) -> Message:
+        calls["n"] += 1
+        metrics = reply.content["metrics"]
+        metrics.update({key: 1e6 for key in metrics if key.endswith("loss") and 30 < calls["n"] <= 42})
+        return reply
+
+    grid = LocalGrid(quadratic_app(), 6, spoil=dict.fromkeys(range(6), worse))
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), "auto", seed=0, local_lr=0.02)
+    logged = strategy.start(grid, initial(), num_rounds=9).train_metrics_clientapp
+    rates: dict[int, set[float]] = {}
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            rates.setdefault(int(message.content["config"]["server-round"]), set()).add(message.content["config"]["lr"])
+    for t, sent in rates.items():
+        if len(sent) == 1:  # nobody tries rates out
+            assert logged[t]["fedhyper.local-lr"] == pytest.approx(*sent)
+    assert any(metrics.get("fedhyper.rollback") for metrics in logged.values())
+
+
 def test_that_all_replies_are_nonsense_lowers_autos_rate() -> None:
     def nan(reply: Message) -> Message:
         reply.content["arrays"]["fc.weight"] = Array(np.full((2, 4), np.nan, np.float32))

@@ -38,7 +38,8 @@ class RoundReport(NamedTuple):
     refused     replies that came but could not be believed. None of them usable says that the rate was too high;
                 nobody answering (0) says nothing
     votes       (rung, what was gained) of each client that tried rates out. None: the host cannot let them
-    climbed     whether each of them tried several rates by itself; otherwise one each, which tells less
+    climbed     whether each of them tried several rates by itself; otherwise one each, which tells less. Without votes:
+                whether the rate that was given is to be kept to within a rung
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
     refuted     whether the host, on a rollback, asked many clients and found nothing damaged: the same report with

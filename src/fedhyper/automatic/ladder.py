@@ -164,12 +164,7 @@ class Ladder:
         closer ones outvote it later. The updates from the best down to two rungs below are used. Only differences of
         losses are compared.
         """
-        order = sorted(set(rungs))
-        lower = order[: max(1, len(order) // 2)]
-        hardly = [m for rung, m in zip(rungs, means, strict=True) if rung in lower and math.isfinite(m)]
-        reference = median(hardly) if hardly else math.nan
-        before = [reference] * len(rungs) if firsts is None else firsts
-        gained = [_finite(a - b) for a, b in zip(before, means, strict=True)]
+        order, gained, unmoved = _gains(rungs, means, firsts)
         raw = [median_low([gain for r, gain in zip(rungs, gained, strict=True) if r == rung]) for rung in order]
         # three or four rungs are too few for the second best to be a measure: it may have gained next to nothing
         units = (max(raw),) if len(order) < 5 else (*sorted(raw)[-2:-1], max(raw))
@@ -181,7 +176,6 @@ class Ladder:
         best = order[max(range(len(order)), key=lambda i: (led[i], raw[i]))]
         # On a plateau a round gains less than clients differ, and a low rate stays there: the highest that is no worse.
         # (How far single clients differ: medians of three rungs may happen to agree.)
-        unmoved = [gain for rung, gain in zip(rungs, gained, strict=True) if rung in lower and math.isfinite(gain)]
         noise = 2 * median(abs(gain - median(unmoved)) for gain in unmoved) if unmoved else 0.0
         if sorted(raw)[-2:][0] <= noise and order[-1] - order[0] >= 6:
             best = max((rung for rung, gain in zip(order, raw, strict=True) if gain >= -noise), default=best)
@@ -189,6 +183,39 @@ class Ladder:
         gain = max(median_low([gained[i] for i in used]), 0.0)
         close = order[-1] - order[0] <= 2 * (len(order) - 1)
         return Tried(used, ((best, gain),) * (len(rungs) if close else 1))
+
+    def untold(
+        self, rungs: Sequence[int], means: Sequence[float], firsts: Sequence[float] | None, rate: float
+    ) -> frozenset[int]:
+        """Whose updates to use in a short run at ``rate``, its own, where such a round tells no rate from another: of
+        the clients at it, or up to two rungs below. Nobody's: the round tells, or that rate did harm in it.
+
+        Told is what gains twice of what clients that hardly moved differ by; the two oddest of them do not count. Rungs
+        far apart are only a first look, which later rounds check: they are left to ``weigh``.
+        """
+        order, gained, unmoved = _gains(rungs, means, firsts)
+        if not unmoved or order[-1] - order[0] > 2 * (len(order) - 1):
+            return frozenset()
+        within = sorted(unmoved)[1:-1] if len(unmoved) > 4 else sorted(unmoved)
+        width = 2 * (within[-1] - within[0])
+        raw = {rung: median_low([gain for r, gain in zip(rungs, gained, strict=True) if r == rung]) for rung in order}
+        own = [rung for rung in order if self.rung(rate) - 2 <= rung <= self.rung(rate)]
+        if max(raw.values()) > width or any(raw[rung] < -width for rung in own):
+            return frozenset()
+        return frozenset(i for i, rung in enumerate(rungs) if rung in own and math.isfinite(gained[i]))
+
+
+def _gains(
+    rungs: Sequence[int], means: Sequence[float], firsts: Sequence[float] | None
+) -> tuple[list[int], list[float], list[float]]:
+    """The rungs that were tried, what each client gained, and what those at the lower half of the rungs did."""
+    order = sorted(set(rungs))
+    lower = order[: max(1, len(order) // 2)]
+    hardly = [mean for rung, mean in zip(rungs, means, strict=True) if rung in lower and math.isfinite(mean)]
+    reference = median(hardly) if hardly else math.nan
+    before = [reference] * len(rungs) if firsts is None else firsts
+    gained = [_finite(a - b) for a, b in zip(before, means, strict=True)]
+    return order, gained, [gain for r, gain in zip(rungs, gained, strict=True) if r in lower and math.isfinite(gain)]
 
 
 def _finite(gain: float) -> float:

@@ -42,6 +42,7 @@ class Aggregate(NamedTuple):
     metrics     the inner strategy's means of the clients' metrics
     train_loss  the clients' mean training loss, or the loss that schedules read; None: nobody reports one
     unheard     clients were sent rates far apart, and moved as far at a low one as at a high one
+    untold      the losses tell no rate from another, and the run is too short to wait: the app's own is used
     """
 
     report: RoundReport
@@ -53,6 +54,7 @@ class Aggregate(NamedTuple):
     metrics: MetricRecord | None = None
     train_loss: float | None = None
     unheard: bool = False
+    untold: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,23 +84,35 @@ class Aggregator:
         hidden = self.aggregate_only or ("losses" not in self.requires and nesting.private(self.strategy))
         return not hidden
 
+    @property
+    def _caps(self) -> bool:
+        """Whether replies are judged beside each other. Noise is made for a mean in which they are not."""
+        return self.norm_cap > 0 and not self.aggregate_only and not nesting.private(self.strategy)
+
     def __call__(
         self, server_round: int, before: Arrays, messages: list[Message], expected: Expected, roster: Roster
     ) -> Aggregate:
         """Everything of one round. ``before`` is what clients were sent; ``roster`` gives the order of replies."""
+        # in their order already here: what is measured together has the bits of that order
+        messages = sorted(messages, key=lambda message: roster.position(message.metadata.src_node_id))
         errors = [message for message in messages if message.has_error()]
-        believed, rejected = sift((message for message in messages if not message.has_error()), expected, before)
+        answers = (message for message in messages if not message.has_error())
+        believed, rejected = sift(answers, expected, before, directions=self._caps)
         believed = roster.in_order(believed)
         heard: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
         climbers = self._climbers(believed) if expected.climbs else []
         unheard = not climbers and self._unheard(believed, expected.rungs)
         votes: tuple[tuple[int, float], ...] | None = None
+        at_lr = None  # the rate that updates at several are made one of
         if climbers:
             believed, votes = climbers, tuple((int(r.metrics[VOTE]), float(r.metrics[GAIN])) for r in climbers)  # type: ignore[arg-type]
         elif not unheard:
-            believed, votes = self._near_the_best(believed, expected.rungs)
+            believed, votes, at_lr = self._near_the_best(believed, expected)
         memory = stepping.memory(self.strategy)
-        nothing = Aggregate(RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard)
+        untold = at_lr is not None and votes is None
+        nothing = Aggregate(
+            RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard, untold=untold
+        )
         if not believed:
             return nothing
         layout, (believed, measured) = self.layout, self._weighed(believed, before)
@@ -137,7 +151,7 @@ class Aggregator:
         losses = self.losses.values(heard)
         if at_once:
             delta = mean(replies, weights, layout.trained, before) if measured is None else measured
-            stretch = self._stretch(believed, expected.rungs) if expected.hurried and votes is not None else 1.0
+            stretch = 1.0 if at_lr is None else self._stretch(believed, expected.rungs, at_lr)
             for array in delta.values() if stretch > 1 else ():
                 array *= stretch
         elif readable:
@@ -153,7 +167,7 @@ class Aggregator:
             statistics=statistics or None,
             refused=len(rejected),
             votes=votes,
-            climbed=bool(climbers),
+            climbed=bool(climbers) or untold,
             aggregate=None if steps else trained,
             stepped=trained if steps else None,
         )
@@ -177,30 +191,34 @@ class Aggregator:
         return found if 2 * len(found) > len(believed) else []
 
     def _near_the_best(
-        self, believed: list[NodeReply], rungs: Mapping[int, int]
-    ) -> tuple[list[NodeReply], tuple[tuple[int, float], ...] | None]:
-        """While clients try rates out: the replies whose rate was about the best, and the votes for it.
+        self, believed: list[NodeReply], expected: Expected
+    ) -> tuple[list[NodeReply], tuple[tuple[int, float], ...] | None, float | None]:
+        """While clients try rates out: the replies whose rate was about the best, the votes for it, and the rate that
+        these updates are to be made one of (None: none; they are averaged as they are).
 
         Without a training loss nobody can tell: then those that were sent the lowest rate are used, and nobody votes.
         """
+        rungs = expected.rungs
         asked = [reply for reply in believed if reply.node in rungs]
         if self.ladder is None or not asked:
-            return believed, None
+            return believed, None, None
         means = [self.losses.train_loss(reply.metrics) for reply in asked]
         known = [(reply, value) for reply, value in zip(asked, means, strict=True) if value is not None]
         if not known:
             lowest = min(rungs[reply.node] for reply in asked)
-            return [reply for reply in asked if rungs[reply.node] == lowest], None
-        firsts = [first_number(reply.metrics, (LOSS,)) for reply, _ in known]
-        tried = self.ladder.weigh(
-            [rungs[reply.node] for reply, _ in known],
-            [value for _, value in known],
-            None if None in firsts else firsts,  # type: ignore[arg-type]
-        )
-        return [reply for i, (reply, _) in enumerate(known) if i in tried.used], tried.votes
+            return [reply for reply in asked if rungs[reply.node] == lowest], None, None
+        before = [first_number(reply.metrics, (LOSS,)) for reply, _ in known]
+        tried, values = [rungs[reply.node] for reply, _ in known], [value for _, value in known]
+        firsts: list[float] | None = None if None in before else before  # type: ignore[assignment]
+        if expected.own_lr is not None and (own := self.ladder.untold(tried, values, firsts, expected.own_lr)):
+            return [reply for i, (reply, _) in enumerate(known) if i in own], None, expected.own_lr
+        found = self.ladder.weigh(tried, values, firsts)
+        used = [reply for i, (reply, _) in enumerate(known) if i in found.used]
+        best = self.ladder.rate(max(rungs[reply.node] for reply in used)) if used and expected.hurried else None
+        return used, found.votes, best
 
-    def _stretch(self, believed: list[NodeReply], rungs: Mapping[int, int]) -> float:
-        """What makes a mean of updates at several rates one at the highest of them: β · Σ p_m Δ_m / Σ p_m β_m.
+    def _stretch(self, believed: list[NodeReply], rungs: Mapping[int, int], at_lr: float) -> float:
+        """What makes a mean of updates at several rates one at ``at_lr``, β: β · Σ p_m Δ_m / Σ p_m β_m.
 
         A client at a tenth of the rate moves a tenth as far, and in a plain mean with it the best is halved: prudent on
         the word of one or two clients, where many rounds follow, and half of what a run of three rounds can do.
@@ -209,15 +227,13 @@ class Aggregator:
             return 1.0
         rates = [self.ladder.rate(rungs[reply.node]) for reply in believed]
         weights = [reply.weight for reply in believed]
-        return max(rates) * sum(weights) / sum(rate * weight for rate, weight in zip(rates, weights, strict=True))
+        return at_lr * sum(weights) / sum(rate * weight for rate, weight in zip(rates, weights, strict=True))
 
     def _weighed(self, believed: list[NodeReply], before: Arrays) -> tuple[list[NodeReply], Arrays | None]:
         """The replies with the weights that they may have, and their Δ_t, should it be known by then."""
-        if self.aggregate_only:
-            return believed, None
-        if nesting.private(self.strategy):
+        if not self.aggregate_only and nesting.private(self.strategy):
             return alike(believed, nesting.clipped_to(self.strategy)), None
-        return weigh(believed, self.norm_cap, before, self.layout.trained)
+        return weigh(believed, self.norm_cap if self._caps else 0.0, before, self.layout.trained)
 
     def _unheard(self, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
         """Whether rates far apart made no difference to how far clients moved, by medians: one client cannot say so."""

@@ -27,6 +27,16 @@ UNHEARD = (
     " AdamW, too"
 )
 
+UNTOLD = (
+    "the first round's losses tell no rate from another, and there are only %d rounds: clients go on with the rate they"
+    " were given, %g. The client mod fedhyper.flower.climbing_mod finds a better one in the first round"
+)
+TRIED = (
+    "%d clients tried rates from %.3g to %.3g in this round; the replies of the %d nearest the best, at %s, are used,"
+    " and the next round's rate is %.3g"
+)
+SHORT = 5  # rounds: of Flower's examples 16 of 22 have no more. There is no time to come back from a guess
+
 
 def rate_entries(config: ConfigRecord, named: str | None) -> tuple[str, ...]:
     """The entries of the train config that the rate goes into; ``named`` is the one the app says its clients read."""
@@ -98,6 +108,13 @@ def rates_used(
         tried = ladder.rate(rungs[reply.node]) if ladder is not None and reply.node in rungs else sent
         found += [said] if said is not None else [tried] if heard else []
     return found if len(set(found)) > 1 else found[:1] or [sent if heard else math.nan]
+
+
+def tried(ladder: Ladder, rungs: Mapping[int, int], rates: Sequence[float], used: int, next_lr: float) -> str:
+    """What a round was for in which only a few of the replies are used: Flower's log says how many, and not why."""
+    low, high = ladder.rate(min(rungs.values())), ladder.rate(max(rungs.values()))
+    at = " to ".join(f"{rate:.3g}" for rate in sorted({min(rates), max(rates)}))
+    return TRIED % (len(rungs), low, high, used, at, next_lr)
 
 
 def too_few(ladder: Ladder, clients: int, rounds: int) -> str | None:

@@ -25,7 +25,18 @@ from fedhyper.flower import last_good
 from fedhyper.flower.gram import lengths
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.nodes import Roster
-from fedhyper.flower.outgoing import UNHEARD, attach_rule, put_back, rate_entries, rates_used, spread_rates, too_few
+from fedhyper.flower.outgoing import (
+    SHORT,
+    UNHEARD,
+    UNTOLD,
+    attach_rule,
+    put_back,
+    rate_entries,
+    rates_used,
+    spread_rates,
+    too_few,
+    tried,
+)
 from fedhyper.flower.records.layout import Layout, Trainable
 from fedhyper.flower.records.replies import Expected, Refusal, sift_evaluation
 from fedhyper.flower.run import EvaluateFn, Run
@@ -138,12 +149,13 @@ class FedHyper(Strategy):
     def _begin(self, arrays: ArrayRecord, config: ConfigRecord) -> Run:
         """A new run: nothing of an earlier one stays."""
         rates = [config.get(key) for key in rate_entries(config, self.lr_key)]
-        given = next((float(rate) for rate in rates if isinstance(rate, (int, float)) and rate > 0), 0.01)
+        given = next((float(rate) for rate in rates if isinstance(rate, (int, float)) and rate > 0), None)
+        self._own_lr = self.local_lr or given  # None: the app says none
         self._current = run = Run(
             self.strategy,
             self.schedule,
             arrays,
-            local_lr=self.local_lr or given,
+            local_lr=self._own_lr or 0.01,
             global_lr=self.global_lr,
             trainable=self.trainable,
             aggregate_only=self.aggregate_only,
@@ -206,7 +218,20 @@ class FedHyper(Strategy):
     def _expected(self, server_round: int, hook: str) -> Expected:
         layout = None if self.aggregate_only else self._run.layout
         key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
-        return Expected(server_round, layout, self._asked, key, free, self._rungs, self._climbs, self._few is not None)
+        # only the first round begins so low that most of its clients hardly move, and show what they differ by
+        first = self._run.state.averaged == 0 and self._few is None
+        short = first and self._rounds is not None and self._rounds <= SHORT
+        return Expected(
+            server_round,
+            layout,
+            self._asked,
+            key,
+            free,
+            self._rungs,
+            self._climbs,
+            hurried=self._few is not None,
+            own_lr=self._own_lr if short else None,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -226,6 +251,17 @@ class FedHyper(Strategy):
         record = self._records.add(server_round, rates, made, decision, measured)
         if self._few is not None and made.believed and not made.report.climbed:  # clients that climb need no more
             self._warn_once("few", self._few)
+        if (
+            self._rungs
+            and made.believed
+            and not made.report.climbed
+            and not made.unheard
+            and run.plan.ladder is not None
+        ):
+            said = tried(run.plan.ladder, self._rungs, rates, len(made.believed), decision.local_lr)
+            _log.info("fedhyper: %s", said)
+        if made.untold:
+            self._warn_once("untold", UNTOLD, self._rounds, self._own_lr)
         if made.unheard:
             self._warn_once("unheard", UNHEARD, self.lr_key or "lr")
         reasons = complain(record, self.rejected, messages, self._asked, self._roster)
