@@ -82,12 +82,20 @@ class Aggregator:
         hidden = self.aggregate_only or ("losses" not in self.requires and nesting.private(self.strategy))
         return not hidden
 
+    @property
+    def _caps(self) -> bool:
+        """Whether replies are judged beside each other. Noise is made for a mean in which they are not."""
+        return self.norm_cap > 0 and not self.aggregate_only and not nesting.private(self.strategy)
+
     def __call__(
         self, server_round: int, before: Arrays, messages: list[Message], expected: Expected, roster: Roster
     ) -> Aggregate:
         """Everything of one round. ``before`` is what clients were sent; ``roster`` gives the order of replies."""
+        # in their order already here: what is measured together has the bits of that order
+        messages = sorted(messages, key=lambda message: roster.position(message.metadata.src_node_id))
         errors = [message for message in messages if message.has_error()]
-        believed, rejected = sift((message for message in messages if not message.has_error()), expected, before)
+        answers = (message for message in messages if not message.has_error())
+        believed, rejected = sift(answers, expected, before, directions=self._caps)
         believed = roster.in_order(believed)
         heard: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
         climbers = self._climbers(believed) if expected.climbs else []
@@ -213,11 +221,9 @@ class Aggregator:
 
     def _weighed(self, believed: list[NodeReply], before: Arrays) -> tuple[list[NodeReply], Arrays | None]:
         """The replies with the weights that they may have, and their Δ_t, should it be known by then."""
-        if self.aggregate_only:
-            return believed, None
-        if nesting.private(self.strategy):
+        if not self.aggregate_only and nesting.private(self.strategy):
             return alike(believed, nesting.clipped_to(self.strategy)), None
-        return weigh(believed, self.norm_cap, before, self.layout.trained)
+        return weigh(believed, self.norm_cap if self._caps else 0.0, before, self.layout.trained)
 
     def _unheard(self, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
         """Whether rates far apart made no difference to how far clients moved, by medians: one client cannot say so."""

@@ -9,12 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple, cast
 
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedhyper.flower.records.layout import Arrays, Layout, OpenArray, finite, pack, views
-from fedhyper.flower.records.sums import sq_distances
+from fedhyper.flower.records.sums import MOST, products, sq_distances
 from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
 
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
@@ -32,6 +33,7 @@ class NodeReply(NamedTuple):
     arrays    the model's, in its own types
     sq_norm   |Δ_m|², of the trained arrays; NaN: masked
     sq_drift  the same of the other floats, such as BatchNorm's statistics
+    beside    <Δ_m, Δ_n> by node n, of the replies that were measured together with it, in their order; empty: of none
     """
 
     message: Message
@@ -42,6 +44,7 @@ class NodeReply(NamedTuple):
     metrics: dict[str, Metric]
     sq_norm: float = math.nan
     sq_drift: float = 0.0
+    beside: Mapping[int, float] = {}  # never written to
 
 
 class Refusal(NamedTuple):
@@ -68,11 +71,16 @@ class Expected:
     hurried: bool = False  # the run has no round left after those in which rates are tried out
 
 
-def sift(replies: Iterable[Message], expected: Expected, before: Arrays) -> tuple[list[NodeReply], list[Refusal]]:
-    """The replies to believe, each with how far it moved from ``before``, and those refused."""
+def sift(
+    replies: Iterable[Message], expected: Expected, before: Arrays, *, directions: bool = False
+) -> tuple[list[NodeReply], list[Refusal]]:
+    """The replies to believe, each with how far it moved from ``before``, and those refused.
+
+    ``directions``: whether somebody will ask which way each moved beside the others; a few of them are told at once.
+    """
     kept, refused = _readable(replies, expected, arrays=True)
     if expected.layout is not None:
-        kept, endless = _measured(kept, before, expected.layout)
+        kept, endless = _measured(kept, before, expected.layout, directions=directions and len(kept) <= MOST)
         refused += endless
     agreeing, odd = _agreeing(kept)
     return agreeing, refused + odd
@@ -99,14 +107,21 @@ def _readable(replies: Iterable[Message], expected: Expected, *, arrays: bool) -
     return list(kept.values()), refused
 
 
-def _measured(replies: Sequence[NodeReply], before: Arrays, layout: Layout) -> tuple[list[NodeReply], list[Refusal]]:
+def _measured(
+    replies: Sequence[NodeReply], before: Arrays, layout: Layout, *, directions: bool
+) -> tuple[list[NodeReply], list[Refusal]]:
     """How far each moved, which also proves that every number is finite: one look for both."""
-    arrays = [reply.arrays for reply in replies]
-    lengths, drifts = (sq_distances(before, arrays, names) for names in (layout.trained, layout.statistics))
+    arrays, nodes = [reply.arrays for reply in replies], [reply.node for reply in replies]
+    drifts, rows = sq_distances(before, arrays, layout.statistics), repeat({})  # type: list[float], Iterable[dict[int, float]]
+    if directions:
+        table = products(before, arrays, layout.trained)
+        lengths, rows = [row[i] for i, row in enumerate(table)], [dict(zip(nodes, row, strict=True)) for row in table]
+    else:
+        lengths = sq_distances(before, arrays, layout.trained)
     kept, refused = [], []
-    for reply, sq_norm, sq_drift in zip(replies, lengths, drifts, strict=True):
+    for reply, sq_norm, sq_drift, beside in zip(replies, lengths, drifts, rows, strict=False):
         if math.isfinite(sq_norm + sq_drift):
-            kept.append(reply._replace(sq_norm=sq_norm, sq_drift=sq_drift))
+            kept.append(reply._replace(sq_norm=sq_norm, sq_drift=sq_drift, beside=beside))
             continue
         bad = next((name for name, array in reply.arrays.items() if not finite(array)), None)
         endless = "an update too long to be measured" if bad is None else f"non-finite numbers in array {bad!r}"

@@ -17,6 +17,8 @@ from fedhyper.flower.records.layout import Arrays
 _CHUNK = 8192  # stays in the cache, and below the length from which OpenBLAS uses threads
 _STRETCH = 262_144  # of 65,536 to 262,144 numbers the longest is the fastest, by a fifth
 _SHORT = 32_768  # of ten replies as many stay in the cache
+_SLICE = 512  # a product of this length, of MOST replies, is too small for OpenBLAS to use threads
+MOST = 16  # replies each of which is multiplied with each: of twenty that takes longer than with their sum alone
 
 
 def mean(
@@ -35,7 +37,7 @@ def moved(
     """``mean(..., before)``, to the same bits, and <Δ_m, Σ w_n Δ_n> of each reply, Δ_m = before − x_m, in one look.
 
     As <before, S> − <x_m, S>, while what the mean has read is in the cache: no Δ_m is written down. It has the digits
-    that the replies' own rounding leaves. Every product of two replies would take three times as long.
+    that the replies' own rounding leaves. For more replies than ``products`` is for.
     """
     delta: Arrays = {}
     products = [0.0] * (len(replies) + 1)
@@ -50,6 +52,39 @@ def moved(
                     products[i] += float(row[start : start + _CHUNK].dot(part))
     whole = sum(weights)
     return delta, [whole * (products[0] - product) for product in products[1:]]
+
+
+def products(before: Arrays, replies: Sequence[Arrays], names: Sequence[str]) -> list[list[float]]:
+    """<Δ_m, Δ_n> of every two replies, Δ_m = before − x_m, in one look: lengths, and with any weights all directions.
+
+    In the arrays' own type, sums of 512 products of it in float64; all in float64 where a length would overflow or
+    vanish. Of one reply the row and the column are its own: what is not finite in it stays in them.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = _products(before, replies, names, np.float32)
+        least = 1e-31 * sum(before[name].size for name in names)
+        odd = [i for i, square in enumerate(found.diagonal()) if not least < square < math.inf]
+        if any(0 < sq_distance(before, replies[i], names) < math.inf for i in odd):
+            found = _products(before, replies, names, np.float64)
+    rows: list[list[float]] = found.tolist()
+    return rows
+
+
+def _products(before: Arrays, replies: Sequence[Arrays], names: Sequence[str], least: type[np.floating[Any]]) -> Any:
+    n, total = len(replies), np.zeros((len(replies), len(replies)))
+    for name in names:
+        left, rights = before[name].reshape(-1), [arrays[name].reshape(-1) for arrays in replies]
+        # a row more than there are replies: of a matrix and itself NumPy asks BLAS in a way that takes twice as long
+        work = np.zeros((n + 1, min(_SHORT, -(-left.size // _SLICE) * _SLICE)), np.result_type(left, least))
+        for start in range(0, left.size, _SHORT):
+            piece = left[start : start + _SHORT]
+            slices = -(-piece.size // _SLICE)
+            for row, right in zip(work, rights, strict=False):
+                np.subtract(piece, right[start : start + _SHORT], out=row[: piece.size])
+            work[:n, piece.size : slices * _SLICE] = 0
+            cut = work[:, : slices * _SLICE].reshape(n + 1, slices, _SLICE).transpose(1, 0, 2)
+            total += np.matmul(cut[:, :n], cut.transpose(0, 2, 1)).sum(0, dtype=np.float64)[:, :n]
+    return total
 
 
 def _means(
