@@ -151,7 +151,7 @@ def client(name: str, attack: Callable[[Any, Any], None], strategy: str = "FedAv
         words = f"{100 * right:.0f} %, highest rate {rate:.3g} (nobody hostile: {100 * usual:.0f} %, {usual_rate:.3g})"
         return right > usual - 0.03 and rate < 5 * usual_rate, words
 
-    return f"clients: {name}", row
+    return f"Flower: {name}", row
 
 
 CLIENTS = [
@@ -171,6 +171,67 @@ CLIENTS = [
     client("weight 2**53, update x -10", lambda r, g: (said(num_examples=2**53)(r, g), moved(-10)(r, g))[0]),
 ]
 
+# The same in the simulator --------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    """An engine whose client 2 changes its replies."""
+
+    def __init__(self, engine: Any, attack: Callable[[Any, int, Any], Any]) -> None:
+        self.engine, self.attack, self.round, self.sent = engine, attack, 0, [None, None]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def train(self, tasks: Any, sent: Any) -> Iterator[Any]:
+        if self.sent[1] is not sent.weights:
+            self.round, self.sent = self.round + 1, [self.sent[1], sent.weights]
+        step = None if self.sent[0] is None else self.sent[0] - sent.weights
+        for reply in self.engine.train(tasks, sent):
+            yield self.attack(reply, self.round, step) if reply.client == 2 else reply
+
+
+@cache
+def simulated(attack: Callable[[Any, int, Any], Any]) -> float:
+    try:
+        from fedhyper.lab.config.model import make_config
+        from fedhyper.lab.running.build import make_simulation
+    except ImportError:
+        from fedhyper.lab.build import make_simulation  # type: ignore
+
+        from fedhyper.lab.config import make_config  # type: ignore
+    values = {"task": "digits", "model": "mlp", "method": "fedhyper", "clients": 10, "clients_per_round": 10}
+    simulation = make_simulation(make_config(values | {"rounds": 30, "local_lr": 0.1, "batch_size": 10}), workers=1)
+    simulation.engine = Hostile(simulation.engine, attack)
+    records = [simulation.run_round(evaluate=t == 29) for t in range(30)]
+    simulation.close()
+    return float(records[-1]["accuracy"])
+
+
+def honest(reply: Any, t: int, step: Any) -> Any:
+    return reply
+
+
+def simulator(name: str, attack: Callable[[Any, int, Any], Any]) -> Row:
+    def row(_: Path) -> tuple[bool, str]:
+        right, usual = simulated(attack), simulated(honest)
+        return right > usual - 0.03, f"{100 * right:.0f} % (nobody hostile: {100 * usual:.0f} %)"
+
+    return f"simulator: {name}", row
+
+
+SIMULATOR = [
+    simulator("loss 1e9 from round 6", lambda r, t, _: r._replace(first_loss=1e9) if t > 5 else r),
+    simulator("loss -1e9 once", lambda r, t, _: r._replace(first_loss=-1e9) if t == 7 else r),
+    simulator("loss NaN", lambda r, t, _: r._replace(first_loss=math.nan)),
+    simulator("loss x 3", lambda r, t, _: r._replace(first_loss=3 * r.first_loss) if t > 5 else r),
+    simulator("loss 10 in rounds 6 to 20", lambda r, t, _: r._replace(first_loss=10.0) if 6 <= t <= 20 else r),
+    simulator("update x -10", lambda r, t, _: r._replace(delta=-10 * r.delta)),
+    simulator("update x 1e6", lambda r, t, _: r._replace(delta=1e6 * r.delta)),
+    simulator("last step x -100", lambda r, t, step: r if step is None else r._replace(delta=-100 * step)),
+    simulator("weight 2**53", lambda r, t, _: r._replace(examples=2**53)),
+]
+
 # Files and the command line -------------------------------------------------------------------------------------------
 
 MAIN = "from fedhyper.lab.cli import main; main()"  # `python -m fedhyper` is younger
@@ -180,8 +241,9 @@ TINY = "clients = 8\nclients_per_round = 4\nbatch_size = 16\ncheckpoint_every = 
 def command(line: str, home: Path, limit: str = "unlimited") -> tuple[int, str]:
     """Exit code of ``fedhyper LINE``, and what it says on stderr; ``limit``: KiB of memory."""
     script = f"cd {home}; ulimit -v {limit}; {sys.executable} -c '{MAIN}' {line}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    return done.returncode, done.stderr
+    timed = ["timeout", "90", "bash", "-c", script]
+    done = subprocess.run(timed, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    return done.returncode, done.stderr if done.returncode != 124 else "no answer in 90 seconds"
 
 
 def one_line(code: int, line: str, config: str = TINY, limit: str = "unlimited") -> Callable[[Path], tuple[bool, str]]:
@@ -201,10 +263,9 @@ def resumed(change: Callable[[Path], None], data: bool = False) -> Callable[[Pat
         (home / "tiny.toml").write_text(TINY + ('task = "mnist"\nmodel = "logistic"\nsubset = 400\n' if data else ""))
         if data:
             write_mnist(home, 0)
-        set_data = f"FEDHYPER_DATA={home} " if data else ""
-        os.environ["FEDHYPER_DATA"] = ENVIRONMENT["FEDHYPER_DATA"] = str(home) if data else "/nonexistent"
+        ENVIRONMENT["FEDHYPER_DATA"] = str(home)
         code, words = command("run tiny.toml rounds=2 --out run --no-report --quiet", home)
-        assert code == 0, set_data + words
+        assert code == 0, words
         change(home)
         code, words = command("run tiny.toml rounds=3 --out run --resume --no-report --quiet", home)
         last = words.strip().splitlines()[-1:] or ["goes on in silence"]
@@ -306,13 +367,16 @@ FILES: list[Row] = [
     ("files: a label file of 4 GB", sparse),
     ("files: 2 GB in a gzip in place of a text", bomb),
     ("command: --out of 256 bytes", one_line(74, f"run tiny.toml rounds=1 --out {'x' * 256}")),
-    ("command: model_options.hidden = 1e9", one_line(2, "run tiny.toml model=mlp model_options.hidden=1e9 --out run")),
+    (
+        "command: model_options.hidden = 1e9",
+        one_line(2, f"run tiny.toml model=mlp model_options.hidden={10**9} --out run"),
+    ),
     ("command: depth = 1000000", one_line(2, "run tiny.toml model=mlp model_options.depth=1000000 --out run")),
     ("command: > /dev/full", one_line(74, "run tiny.toml rounds=30 --out run > /dev/full")),
     ("command: | head", one_line(141, "run tiny.toml rounds=30 --out run | head -n 1")),
     ("command: local_steps = 1000000", million_steps),
 ]
-ROWS: list[Row] = [*CLIENTS, *FILES]
+ROWS: list[Row] = [*CLIENTS, *SIMULATOR, *FILES]
 
 
 def main(words: list[str]) -> int:
