@@ -351,13 +351,13 @@ def million_steps(home: Path) -> tuple[bool, str]:
     script = [sys.executable, "-c", MAIN, "run", "tiny.toml", "--out", "run", "--quiet", "--workers", "1"]
     run = subprocess.Popen(script, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     most, began = 0, time.monotonic()
-    while run.poll() is None and time.monotonic() - began < 25 and most < 1 << 20:
+    while run.poll() is None and time.monotonic() - began < 60 and most < 1 << 20:
         words = Path(f"/proc/{run.pid}/status").read_text()
         most = max(most, *(int(line.split()[1]) for line in words.splitlines() if line.startswith("VmHWM")), 0)
         time.sleep(0.2)
     run.kill()
     run.wait()
-    return most < 1 << 20, f"{most >> 10} MiB before 25 s of it"
+    return most < 1 << 20, f"{most >> 10} MiB within a minute"
 
 
 FILES: list[Row] = [
