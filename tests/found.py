@@ -175,7 +175,7 @@ CLIENTS = [
 
 
 class Hostile:
-    """An engine whose client 2 changes its replies."""
+    """An engine whose client 3 changes its replies."""
 
     def __init__(self, engine: Any, attack: Callable[[Any, int, Any], Any]) -> None:
         self.engine, self.attack, self.round, self.sent = engine, attack, 0, [None, None]
@@ -188,7 +188,7 @@ class Hostile:
             self.round, self.sent = self.round + 1, [self.sent[1], sent.weights]
         step = None if self.sent[0] is None else self.sent[0] - sent.weights
         for reply in self.engine.train(tasks, sent):
-            yield self.attack(reply, self.round, step) if reply.client == 2 else reply
+            yield self.attack(reply, self.round, step) if reply.client == 3 else reply
 
 
 @cache
