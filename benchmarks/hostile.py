@@ -1,14 +1,14 @@
 """What hostile clients do to a run: attacks × their share × methods × defences, on the digits.
 
     python benchmarks/hostile.py --smoke                 two attacks on two methods, a minute
-    python benchmarks/hostile.py                         everything below, resumable; about ten minutes of one core that does nothing else
+    python benchmarks/hostile.py                         everything below, resumable; about ten minutes of one core
     python benchmarks/hostile.py --tables                only print the tables from the runs that are there
 
 Ten clients (Dirichlet 0.5), all of them in every round, so that a share is what it says; an MLP, 40 rounds. An attack
 is one of ``fedhyper.sim.engines.hostile.ATTACKS``; hostile clients are numbers 0 to n − 1 of a fixed shuffle.
 
     single    every attack by one client of ten, on the default method, Dirichlet 0.5 and 0.1, seeds 0 to 2
-    unseen    the worst attacks, and a client that is left out, the same way, on seeds 6 to 8, which no rule was chosen on
+    unseen    the worst attacks, and a client left out, on seeds 6 to 8, which no rule was chosen on
     share     six attacks by 1, 2 and 3 of ten, on six methods, one seed
     cost      nobody, and one hostile client in ten: 10 and 100 clients, Dirichlet 0.5 and 0.1, seeds 0 to 2
 
