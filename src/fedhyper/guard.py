@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median, median_low
 
 from fedhyper.arrays import Array, elementwise, in_pieces, is_number, isfinite, where
@@ -82,18 +82,15 @@ def fair_weights(
     fair = [float(weight) for weight in weights]
     heaviest = weight_cap * median_low(fair) if fair else 0.0
     fair = [min(weight, heaviest) for weight in fair]
-    moved = [pull for pull in _pulls(fair, norms) if pull > 0]
-    return _cut(fair, norms, _most(moved, norm_cap * median(moved)) if moved else 0.0)
+    return _cut(fair, norms, lambda pulls: _most(pulls, norm_cap * median(pulls)))
 
 
-def _pulls(weights: Sequence[float], norms: Sequence[float]) -> list[float]:
-    return [weight * norm for weight, norm in zip(weights, norms, strict=True)]
-
-
-def _cut(weights: Sequence[float], norms: Sequence[float], most: float) -> list[float]:
-    """The weights, less where the pull would be stronger than ``most``."""
-    pulls = _pulls(weights, norms)
-    return [w if pull <= most else w * (most / pull) for w, pull in zip(weights, pulls, strict=True)]
+def _cut(weights: Sequence[float], norms: Sequence[float], most: Callable[[list[float]], float]) -> list[float]:
+    """The weights, less where the pull would be stronger than ``most`` makes of the pulls of all that moved."""
+    pulls = [weight * norm for weight, norm in zip(weights, norms, strict=True)]
+    moved = [pull for pull in pulls if pull > 0]
+    strongest = most(moved) if moved else 0.0
+    return [w if pull <= strongest else w * (strongest / pull) for w, pull in zip(weights, pulls, strict=True)]
 
 
 def _most(values: Sequence[float], most: float) -> float:
@@ -102,15 +99,9 @@ def _most(values: Sequence[float], most: float) -> float:
 
 
 def judging_weights(weights: Sequence[float], norms: Sequence[float]) -> list[float]:
-    """What each client weighs in the sum that ``not_against`` judges others by: nobody pulls harder than the median.
-
-    weights  those of ``fair_weights``
-    norms    |Δ_m|
-
-    By three medians each, three hostile clients of ten would be that sum; by one they are three tenths of it.
-    """
-    moved = [pull for pull in _pulls(weights, norms) if pull > 0]
-    return _cut(weights, norms, median(moved) if moved else 0.0)
+    """What each weighs, of its fair weight, in the sum that ``not_against`` judges others by: nobody pulls harder than
+    the median. By three medians each, three hostile clients of ten would be that sum."""
+    return _cut(weights, norms, median)
 
 
 def not_against(weights: Sequence[float], squares: Sequence[float], along: Sequence[float]) -> list[float]:
