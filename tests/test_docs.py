@@ -105,7 +105,7 @@ def test_the_numpy_example_shows_what_it_promises(tmp_path: Path) -> None:
     rows = [line.split() for line in _output("examples/numpy_in_ten_lines.py", tmp_path).splitlines()[1:]]
     fedavg = {row[0]: row[1] for row in rows}
     # 1.00 without fedhyper.guard, 1.01 with its first rule: at the optimum honest clients pull against each other, too
-    assert (fedavg["0.0001"] > "9", fedavg["0.01"], fedavg["1"]) == (True, "1.06", "diverged")
+    assert (fedavg["0.0001"] > "9", fedavg["0.01"], fedavg["1"]) == (True, "1.05", "diverged")
     assert all(float(row[-1]) < 1.5 for row in rows), "auto ends near the best fit from every rate"
 
 

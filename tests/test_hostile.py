@@ -18,7 +18,7 @@ from fedhyper.baselines import Constant
 from fedhyper.errors import TrainingStopped
 from fedhyper.flower.records.fair import weigh
 from fedhyper.flower.records.replies import NodeReply
-from fedhyper.guard import AGAINST, NORM_CAP, WEIGHT_CAP, bounded, fair_weights, not_against
+from fedhyper.guard import AGAINST, NORM_CAP, WEIGHT_CAP, bounded, fair_weights, judging_weights, not_against
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.plan import Pair
@@ -71,14 +71,19 @@ def test_fair_weights_by_hand() -> None:
 def judge(weights: Sequence[float], updates: Sequence[Sequence[float]]) -> list[float]:
     """``not_against`` of vectors."""
     rows = np.array(updates)
-    return not_against(weights, (rows * rows).sum(1).tolist(), (rows @ (np.array(weights) @ rows)).tolist())
+    squares = (rows * rows).sum(1)
+    judging = judging_weights(weights, np.sqrt(squares).tolist())
+    return not_against(weights, squares.tolist(), (rows @ (np.array(judging) @ rows)).tolist())
 
 
 def test_a_weight_against_the_others_by_hand() -> None:
-    # nine agree on (1, 0): R = (9, 0); one turned round may cost 8.1 and costs 9
-    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[-1.0, 0.0]])[-1] == pytest.approx(8.1 / 9)
-    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[-3.0, 0.0]])[-1] == pytest.approx(8.1 / 27)
-    assert judge([2.0] * 10, [[1.0, 0.0]] * 9 + [[-3.0, 0.0]])[-1] == pytest.approx(2 * 8.1 / 27)
+    # nine agree on (1, 0): R = (9, 0); one turned round may cost 16.2, and at 3 times their length costs 27
+    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[-1.0, 0.0]]) == [1.0] * 10
+    assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[-3.0, 0.0]])[-1] == pytest.approx(16.2 / 27)
+    assert judge([2.0] * 10, [[1.0, 0.0]] * 9 + [[-3.0, 0.0]])[-1] == pytest.approx(2 * 16.2 / 27)
+    # three of ten, three times as long: each counts as one, R is (5, 0) for them and (3, 0) for the honest. They may
+    # cost 5 and cost 15; none of the honest is cut. By their own lengths the sum would be theirs
+    assert judge([1.0] * 10, [[1.0, 0.0]] * 7 + [[-3.0, 0.0]] * 3) == pytest.approx([1.0] * 7 + [5 / 15] * 3)
     # what is across costs nobody anything
     assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[0.0, 100.0]]) == [1.0] * 10
     assert judge([1.0] * 10, [[1.0, 0.0]] * 9 + [[100.0, 0.0]]) == [1.0] * 10
@@ -91,10 +96,11 @@ def test_a_weight_against_the_others_by_hand() -> None:
 
 @given(st.integers(2, 12).flatmap(lambda n: st.lists(vectors, min_size=n, max_size=n)), st.floats(1e-3, 1e3))
 @repeatable
-def test_nobody_takes_back_more_than_a_tenth_of_the_others_way(updates: list[list[float]], unit: float) -> None:
+def test_nobody_takes_back_more_than_a_fifth_of_the_others_way(updates: list[list[float]], unit: float) -> None:
     weights = [unit * (1 + i % 3) for i in range(len(updates))]
     left, rows = judge(weights, updates), np.array(updates)
-    sums = (np.array(weights) @ rows) - np.array(weights)[:, None] * rows  # the others', with the weights they had
+    judging = np.array(judging_weights(weights, np.linalg.norm(rows, axis=1).tolist()))
+    sums = (judging @ rows) - judging[:, None] * rows  # the others', none of whom pulls harder than the median
     for before, after, row, others in zip(weights, left, rows, sums, strict=True):
         assert 0 < after <= before
         most = max(AGAINST * others @ others, 1e-3 * before**2 * row @ row)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median, median_low
 
 from fedhyper.arrays import Array, elementwise, in_pieces, is_number, isfinite, where
 
 NORM_CAP = 3.0  # medians: what it costs clean runs, and what it keeps from hostile ones, is in docs/security.md
-AGAINST = 0.1  # of the way the others make together: what one client may cost them
+AGAINST = 0.2  # of the way the others make together: what one client may cost them
 WEIGHT_CAP = 10.0  # medians: about Dirichlet 0.1's largest client; who claims more and hardly moves holds the rest back
 _ROUNDING = 1e-3  # of a client's own square: who is alone in moving opposes nobody by more
 
@@ -82,10 +82,15 @@ def fair_weights(
     fair = [float(weight) for weight in weights]
     heaviest = weight_cap * median_low(fair) if fair else 0.0
     fair = [min(weight, heaviest) for weight in fair]
-    pulls = [weight * norm for weight, norm in zip(fair, norms, strict=True)]
+    return _cut(fair, norms, lambda pulls: _most(pulls, norm_cap * median(pulls)))
+
+
+def _cut(weights: Sequence[float], norms: Sequence[float], most: Callable[[list[float]], float]) -> list[float]:
+    """The weights, less where the pull would be stronger than ``most`` makes of the pulls of all that moved."""
+    pulls = [weight * norm for weight, norm in zip(weights, norms, strict=True)]
     moved = [pull for pull in pulls if pull > 0]
-    strongest = _most(moved, norm_cap * median(moved)) if moved else 0.0
-    return [w if pull <= strongest else w * (strongest / pull) for w, pull in zip(fair, pulls, strict=True)]
+    strongest = most(moved) if moved else 0.0
+    return [w if pull <= strongest else w * (strongest / pull) for w, pull in zip(weights, pulls, strict=True)]
 
 
 def _most(values: Sequence[float], most: float) -> float:
@@ -93,24 +98,30 @@ def _most(values: Sequence[float], most: float) -> float:
     return min(most, sorted(values)[-1 - min(max(len(values) // 5, 1), (len(values) - 1) // 2)])
 
 
+def judging_weights(weights: Sequence[float], norms: Sequence[float]) -> list[float]:
+    """What each weighs, of its fair weight, in the sum that ``not_against`` judges others by: nobody pulls harder than
+    the median. By three medians each, three hostile clients of ten would be that sum."""
+    return _cut(weights, norms, median)
+
+
 def not_against(weights: Sequence[float], squares: Sequence[float], along: Sequence[float]) -> list[float]:
-    """What is left of the weights so that no client takes back more than a tenth of the way the others make together:
+    """What is left of the weights so that no client takes back more than a fifth of the way the others make together:
 
-        S = Σ w_m Δ_m,  R_m = S − w_m Δ_m:      −<w_m Δ_m, R_m> ≤ 0.1 |R_m|²
+        S = Σ u_m Δ_m,  R_m = S − u_m Δ_m:      −<w_m Δ_m, R_m> ≤ 0.2 |R_m|²
 
-    weights  those of ``fair_weights``, or all of them in another unit
+    weights  w: those of ``fair_weights``, or all of them in another unit
     squares  |Δ_m|²
-    along    <Δ_m, S>
+    along    <Δ_m, S>, with u the ``judging_weights`` of the same weights and lengths
 
     By lengths alone a client that turns its update round pulls back as hard as another pulls. All are judged with the
     weights they come with. The worst first, or all again with what is left, is no better (docs/security.md).
     """
-    whole = sum(weight * shared for weight, shared in zip(weights, along, strict=True))
+    judging = judging_weights(weights, [math.sqrt(square) for square in squares])
+    whole = sum(u * shared for u, shared in zip(judging, along, strict=True))
     left = []
-    for weight, square, shared in zip(weights, squares, along, strict=True):
-        own, both = weight * weight * square, weight * shared
-        against, others = own - both, whole - 2 * both + own
-        most = max(AGAINST * others, _ROUNDING * own)
+    for weight, u, square, shared in zip(weights, judging, squares, along, strict=True):
+        against, others = -weight * (shared - u * square), whole - 2 * u * shared + u * u * square
+        most = max(AGAINST * others, _ROUNDING * weight * weight * square)
         left.append(weight * (most / against) if against > most else weight)  # NaN is not: what has no measure stays
     return left
 

@@ -21,7 +21,7 @@ from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
 from fedhyper.automatic.auto import auto
 from fedhyper.automatic.ladder import Tried
 from fedhyper.averages import Averaging
-from fedhyper.guard import NORM_CAP, all_finite, bounded, fair_weights, not_against
+from fedhyper.guard import NORM_CAP, all_finite, bounded, fair_weights, judging_weights, not_against
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.optimizers import ServerOptimizer
 from fedhyper.plan import Plan
@@ -176,8 +176,9 @@ def _summed_up(
     if norm_cap:
         lengths = [math.sqrt(sq) / (1.0 if rates is None else rates[i]) for i, sq in zip(usable, squares, strict=True)]
         fair = fair_weights(fair, lengths, norm_cap)
-        mean = _mean(updates, _parts(usable, fair))
-        along = [sum(fair) * float(inner(updates[i], mean)) for i in usable]
+        judging = judging_weights(fair, [math.sqrt(square) for square in squares])
+        mean = _mean(updates, _parts(usable, judging))
+        along = [sum(judging) * float(inner(updates[i], mean)) for i in usable]
         fair, squares = not_against(fair, squares, along), bounded(squares, norm_cap**2)
     parts = _parts(usable, fair)
     delta = _mean(updates, parts)

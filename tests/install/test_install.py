@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 TORCH = "torch==2.13.0"
 PYTHONS = ("3.11", "3.12", "3.13")
 WITH_TORCH = ("sim", "sim,report", "all")
-EXTRAS = ("", "report", "flower", *WITH_TORCH)
+EXTRAS = ("", "dp", "report", "flower", *WITH_TORCH)
 # Layer 1, the report, and of Flower all but what trains networks for minutes; the whole suite runs on 3.11 (make test)
 SUITES = (
     *("arrays", "auto", "checkpoint", "guard", "laws", "loop", "plans", "report", "server_object", "settings"),
@@ -41,6 +41,13 @@ TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 SERVER = (
     "import fedhyper; s = fedhyper.Server([1.0, 2.0]); print(s.local_lr)\n"
     "try:\n    from fedhyper.client import HyperSGD\nexcept ModuleNotFoundError as e:\n    print(e)"
+)
+# Both accountants, at the same orders
+OPINIONS = (
+    "import dp_accounting as dp; from fedhyper.privacy import ORDERS, Privacy\n"
+    "second = dp.rdp.RdpAccountant(orders=list(ORDERS))\n"
+    "second.compose(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.3)), 50)\n"
+    "assert abs(second.get_epsilon(1e-5) / Privacy(noise=1.3).epsilon(50, 0.1) - 1) < 1e-9"
 )
 
 
@@ -162,7 +169,10 @@ def _use(python: str, extra: str, run: Path, cwd: Path) -> list[str]:
     said = _run([python, "-c", SERVER], cwd)
     if extra not in WITH_TORCH:
         assert "needs torch, which is not installed; pip install 'fedhyper[sim]'" in said
-    if not extra:
+    if extra == "dp":
+        _run([python, "-c", OPINIONS], cwd)
+        worked.append("two opinions on epsilon")
+    if extra in ("", "dp"):
         assert "pip install 'fedhyper[sim]'" in _run([*fedhyper, "--help"], cwd, code=2)
         return worked
     assert "Usage" in _run([*fedhyper, "--help"], cwd)

@@ -79,6 +79,11 @@ def spread_rates(ladder: Ladder, messages: list[Message], state: LoopState, entr
     return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=False)}
 
 
+def let_climb(messages: list[Message]) -> None:
+    """Tell clients that can try several rates by themselves that they may."""
+    _extend(messages, lambda _: {CLIMB: True})
+
+
 def attach_rule(
     rule: FedHyperCL, messages: list[Message], state: LoopState, send_delta: Literal["full", "half", "cached"]
 ) -> None:

@@ -18,6 +18,7 @@ from fedhyper.flower.aggregate import Aggregate, Aggregator
 from fedhyper.flower.gram import InCoordinates
 from fedhyper.flower.inner import stepping
 from fedhyper.flower.losses import Losses
+from fedhyper.flower.private import PrivateAggregator, Terms
 from fedhyper.flower.records.layout import Arrays, Layout, Trainable, views
 from fedhyper.flower.schedules import Schedule, make_schedule
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
@@ -42,24 +43,27 @@ class Run:
         aggregate_only: bool,
         norm_cap: float,
         loss_key: str | None = None,
+        private: Terms | None = None,
     ) -> None:
-        self.strategy = strategy
+        self.strategy, self.norm_cap = strategy, norm_cap
         self.layout = Layout.of(arrays, trainable)
         self.plan, self.client_rule = make_schedule(schedule, local_lr=local_lr, global_lr=global_lr)
         shown: Plan = InCoordinates(self.plan) if self.plan.products_only else self.plan
         self.losses = Losses(loss_key)
         own_steps = self.plan.compares == "step"
-        self.aggregator = Aggregator(
+        through = Aggregator(
             strategy,
             self.layout,
             self.plan.requires,
             self.losses,
             aggregate_only,
             own_steps,
-            norm_cap,
+            norm_cap if private is None else 0.0,  # medians of a round would let one client change what others weigh
             self.plan.ladder,
         )
-        self.loop = ServerLoop(shown, stepping.optimizer(strategy, seen=self.aggregator.sees_delta))
+        self.private = None if private is None else PrivateAggregator(through, private)
+        self.aggregator: Aggregator | PrivateAggregator = self.private or through
+        self.loop = ServerLoop(shown, stepping.optimizer(strategy, seen=through.sees_delta))
         self._undoable = own_steps and self.loop.optimizer is None  # the last step is held, and is what was subtracted
         model = self.layout.model(views(arrays))
         self.state: LoopState = self.loop.init(model.weights, model.statistics)

@@ -29,7 +29,7 @@ from fedhyper.storage.run_files import RunFiles
 ACCURACY = ("accuracy", "eval_accuracy", "eval_acc", "test_accuracy", "test_acc", "acc")
 TEST_LOSS = ("loss", "eval_loss", "test_loss", "eval-loss")
 # What Flower's own log and result show of a round, with our prefix
-SHOWN = ("global_lr", "local_lr", "clients_used", "clients_rejected", "rollback")
+SHOWN = ("global_lr", "local_lr", "clients_used", "clients_rejected", "rollback", "epsilon")
 
 OnRound = Callable[[RoundRecord], object]
 
@@ -113,8 +113,10 @@ class RunLog:
         made: Aggregate,
         decision: Decision,
         measured: Mapping[str, Any],
+        spent: Mapping[str, Any],
     ) -> RoundRecord:
-        """The round's record. ``rates`` are the local ones; ``measured`` has hypergrad, cosine and update_norm."""
+        """The round's record. ``rates`` are the local ones; ``measured`` has hypergrad, cosine and update_norm, and
+        ``spent``, in a private run, epsilon."""
         self._done = time.perf_counter()
         idle = decision.action == "idle"
         record = finite(
@@ -137,6 +139,7 @@ class RunLog:
                 "clients_rejected": len(made.rejected),
                 "reject_reasons": dict(sorted(Counter(refusal.reason for refusal in made.rejected).items())),
                 "rollback": decision.action == "rollback",
+                **spent,
             }
         )
         self.history.append(record)
@@ -159,7 +162,7 @@ class RunLog:
 
 def shown(record: RoundRecord) -> dict[str, Any]:
     """What Flower logs and keeps of a round, beside the inner strategy's own metrics."""
-    named = {key: record[key] for key in SHOWN}  # type: ignore[literal-required]
+    named: dict[str, Any] = {key: record.get(key) for key in SHOWN}
     return {f"{PREFIX}{key.replace('_', '-')}": value + 0 for key, value in named.items() if value is not None}
 
 

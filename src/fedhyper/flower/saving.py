@@ -50,6 +50,7 @@ class Saver:
             "counters": to_plain(run.counters, tensors, "counters"),
             "memory": to_plain(stepping.memory(run.strategy), tensors, "memory"),
             "loss_key": run.losses.key,
+            "private": None if run.private is None else list(run.private.spent),
             "history": list(history),
         }
         self._saved = t
@@ -103,6 +104,8 @@ class Saver:
             run.layout.fit(views(record))
             memory, run.losses.key = from_plain(values["memory"], tensors), values["loss_key"]
             history = list(values["history"])
+            if run.private is not None:
+                run.private.resume(values["private"], lost=self.every)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointRefused(f"{path}: the checkpoint's content is not a run's state: {error}") from error
         run.state, run.offset, self._saved = state, state.round, state.round
@@ -114,7 +117,8 @@ class Saver:
         layout = run.layout
         return {
             "seed": self.seed,
-            "norm_cap": run.aggregator.norm_cap,
+            "norm_cap": run.norm_cap,
+            "privacy": None if run.private is None else repr(run.private.terms),
             "schedule": repr((run.plan, run.client_rule)),
             "strategy": "/".join(type(one).__name__ for one in nesting.chain(run.strategy)),
             "arrays": {name: [str(layout.dtypes[name]), *shape] for name, shape in layout.shapes.items()},

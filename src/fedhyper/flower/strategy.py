@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from fedhyper.flower.outgoing import (
     UNHEARD,
     UNTOLD,
     attach_rule,
+    let_climb,
     put_back,
     rate_entries,
     rates_used,
@@ -37,6 +39,7 @@ from fedhyper.flower.outgoing import (
     too_few,
     tried,
 )
+from fedhyper.flower.private import everybody, terms
 from fedhyper.flower.records.layout import Layout, Trainable
 from fedhyper.flower.records.replies import Expected, Refusal, sift_evaluation
 from fedhyper.flower.run import EvaluateFn, Run
@@ -45,6 +48,7 @@ from fedhyper.flower.saving import Saver
 from fedhyper.flower.schedules import Schedule, check_settings, described, make_schedule
 from fedhyper.guard import NORM_CAP
 from fedhyper.loop import LoopState
+from fedhyper.privacy import Privacy
 from fedhyper.storage.record import RoundRecord
 
 _log = logging.getLogger("flwr")
@@ -74,6 +78,9 @@ class FedHyper(Strategy):
                     of that), "cached" (nothing: they keep the weights of the last round)
     norm_cap        strongest pull (weight × length of the update) of one reply, in medians of the round; raising it
                     cuts less, 0 cuts nothing and switches the other rules of ``fedhyper.guard`` off, too
+    privacy         clip every reply and hide it in noise (``fedhyper.privacy``); ε(δ) is in the record of each round.
+                    ``nodes`` must be given, ``fraction_train`` is each one's chance to take part, and nobody is asked
+                    to evaluate; None: not private
     aggregate_only  the replies are masked (secure aggregation): only the inner strategy's result is looked at
     patience        rounds in a row without a usable reply after which the run stops; higher waits longer
     """
@@ -97,6 +104,7 @@ class FedHyper(Strategy):
         on_round: OnRound | None = None,
         send_delta: Literal["full", "half", "cached"] = "full",
         norm_cap: float = NORM_CAP,
+        privacy: Privacy | None = None,
         aggregate_only: bool = False,
         patience: int = 5,
     ) -> None:
@@ -109,6 +117,7 @@ class FedHyper(Strategy):
         self.checkpoint_every, self.on_round = checkpoint_every, on_round
         self.run_dir = Path(run_dir) if run_dir is not None else None
         self.send_delta, self.aggregate_only, self.patience = send_delta, aggregate_only, patience
+        self._terms = terms(privacy, strategy, nodes=nodes, seed=seed, aggregate_only=aggregate_only)
         self.rejected: list[Refusal] = []  # of the newest round
         self._current: Run | None = None
 
@@ -161,6 +170,7 @@ class FedHyper(Strategy):
             aggregate_only=self.aggregate_only,
             norm_cap=self.norm_cap,
             loss_key=self.loss_key,
+            private=self._terms,
         )
         self._roster, self._records = Roster(self.nodes, self.wait), RunLog(self.run_dir, self.on_round)
         self._saver = Saver(self.checkpoint, self.checkpoint_every, self.seed)
@@ -190,14 +200,19 @@ class FedHyper(Strategy):
         entries, config, rate = rate_entries(config, self.lr_key), config.copy(), float(run.state.local_lr)
         config.update(dict.fromkeys(entries, rate))
         configure = nesting.own(self.strategy, "configure_train")
-        messages = self._roster.sample(configure, server_round + run.offset, run.record, config, grid, self.seed)
+        with nullcontext() if self._terms is None else everybody(self.strategy):
+            messages = self._roster.sample(configure, server_round + run.offset, run.record, config, grid, self.seed)
+        if self._terms is not None:
+            messages = self._terms.drawn(messages, server_round + run.offset, self._roster)
         if put_back(messages, entries, rate):
             self._warn_once("rate", "the strategy sets %s itself; FedHyper's rate is sent instead", entries[-1])
         if run.client_rule is not None:
             attach_rule(run.client_rule, messages, run.state, self.send_delta)
         self._rungs, ladder = {}, None if self.aggregate_only else run.plan.ladder
         self._climbs = run.state.climbs and ladder is not None
-        if run.state.climbs and ladder is not None:
+        if self._climbs and self._terms is not None:  # a rate each would be compared by losses, which have no noise
+            let_climb(messages)
+        elif run.state.climbs and ladder is not None:
             self._rungs = spread_rates(ladder, messages, run.state, entries)
             self._few = None if self._rounds is None else too_few(ladder, len(messages), self._rounds)
         self._asked = {message.metadata.dst_node_id for message in messages}
@@ -209,6 +224,9 @@ class FedHyper(Strategy):
     ) -> Iterable[Message]:
         """The inner strategy's messages, with the weights that are returned in the end."""
         run, configure = self._run, nesting.own(self.strategy, "configure_evaluate")
+        if self._terms is not None:
+            self._warn_once("evaluate", "privacy: clients are not asked to evaluate, for that has no noise")
+            return []
         messages = self._roster.sample(configure, server_round + run.offset, run.kept(arrays), config, grid, self.seed)
         self._asked = {message.metadata.dst_node_id for message in messages}
         return messages
@@ -248,7 +266,8 @@ class FedHyper(Strategy):
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
         heard = not made.unheard and all(row["local_lr"] is not None for row in self.history)
         rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr, heard=heard)
-        record = self._records.add(server_round, rates, made, decision, measured)
+        spent = {} if run.private is None else run.private.tell(server_round)
+        record = self._records.add(server_round, rates, made, decision, measured, spent)
         if self._few is not None and made.believed and not made.report.climbed:  # clients that climb need no more
             self._warn_once("few", self._few)
         if (
@@ -265,8 +284,9 @@ class FedHyper(Strategy):
         if made.unheard:
             self._warn_once("unheard", UNHEARD, self.lr_key or "lr")
         reasons = complain(record, self.rejected, messages, self._asked, self._roster)
-        if run.state.idle >= self.patience:
-            raise TrainingStopped(f"no usable reply for {run.state.idle} rounds in a row ({reasons})")
+        idle = run.state.idle if run.private is None else run.private.silent
+        if idle >= self.patience:
+            raise TrainingStopped(f"no usable reply for {idle} rounds in a row ({reasons})")
         self._saver.save(run, self.history)
         metrics = MetricRecord() if made.metrics is None else made.metrics
         metrics.update(shown(record))

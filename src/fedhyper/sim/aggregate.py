@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhyper.arrays import inner
-from fedhyper.guard import all_finite, bounded, fair_weights, not_against, reject_reason
+from fedhyper.guard import all_finite, bounded, fair_weights, judging_weights, not_against, reject_reason
 from fedhyper.loop import RoundReport
 from fedhyper.sim.engines.base import Reply
 from fedhyper.sim.robust import Kind, robust
@@ -127,9 +127,10 @@ def judged(replies: Iterator[Reply], like: Tensor, norm_cap: float) -> Iterator[
             sound.append(i)
             squares.append(float(inner(reply.delta, reply.delta)))
     claimed = [float(held[i].examples) for i in sound]
-    fair = fair_weights(claimed, [math.sqrt(square) for square in squares], norm_cap)
+    norms = [math.sqrt(square) for square in squares]
+    fair = fair_weights(claimed, norms, norm_cap)
     total = torch.zeros_like(like, dtype=torch.float64)
-    for i, weight in zip(sound, fair, strict=True):
+    for i, weight in zip(sound, judging_weights(fair, norms), strict=True):
         total.add_(held[i].delta, alpha=weight)
     along = [float(inner(held[i].delta, total)) for i in sound]
     for i, weight in zip(sound, not_against(fair, squares, along), strict=True):

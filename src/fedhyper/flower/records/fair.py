@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedhyper.flower.records.layout import Arrays
 from fedhyper.flower.records.replies import NodeReply
 from fedhyper.flower.records.sums import MOST, moved, products
-from fedhyper.guard import bounded, fair_weights, not_against
+from fedhyper.guard import bounded, fair_weights, judging_weights, not_against
 
 _ROUNDED = 1.01  # a client that clips to a length is beyond it by what its numbers are rounded by
 
@@ -30,13 +30,14 @@ def weigh(
     drifted = fair_weights(claimed, [math.sqrt(reply.sq_drift) for reply in replies], norm_cap)
     # the claim first: as it came, an int, where it may stand
     fair = [min(three) for three in zip(claimed, pulled, drifted, strict=True)]
-    delta: Arrays | None = None
+    judging, delta = judging_weights(fair, [math.sqrt(square) for square in squares]), None
     if few:
-        along = [sum(w * p for w, p in zip(fair, reply.beside.values(), strict=True)) for reply in replies]
+        along = [sum(w * p for w, p in zip(judging, reply.beside.values(), strict=True)) for reply in replies]
     else:
-        delta, along = moved([reply.arrays for reply in replies], fair, trained, before)
+        delta, along = moved([reply.arrays for reply in replies], judging, trained, before)
     left = not_against(fair, squares, along)
-    return [reply._replace(weight=w) for reply, w in zip(replies, left, strict=True)], delta if left == fair else None
+    kept = delta if left == judging else None
+    return [reply._replace(weight=w) for reply, w in zip(replies, left, strict=True)], kept
 
 
 def _together(replies: Sequence[NodeReply], before: Arrays, trained: Sequence[str]) -> Sequence[NodeReply]:
