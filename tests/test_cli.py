@@ -100,6 +100,7 @@ def test_python_m_fedhyper() -> None:
         (["run", "{}", "a\x1b[31mb=1"], "is not key=value"),
         (["sweep", "{}"], "missing argument"),
         (["sweep", "{}", "seed=2..1"], "no range"),
+        (["sweep", "{}", "seed=0..100000"], "more than 100,000 values"),
         (["report", "missing"], "no such path"),
         (["report", "."], "no runs"),
         (["data", "fetch", "mnst"], "did you mean 'mnist'?"),

@@ -457,6 +457,10 @@ def test_an_override_wins_and_is_blamed(tmp_path: Path) -> None:
     assert (config.seed, config.partition.concentration) == (2, 0.1)
     with pytest.raises(UserError, match=r"^command line: seed = \"x\" must be a whole number$"):
         load_config(path, ["seed=x"])
+    with pytest.raises(
+        UserError, match=r"^command line: key 'partition.clients' is not known; did you mean 'clients', outside"
+    ):
+        load_config(path, ["partition.clients=5"])
     with pytest.raises(UserError, match=r"partition\.kind: partition is not a table"):
         load_config(path, ["partition=1", "partition.kind=iid"])
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedhyper.errors import CheckpointRefused, DataError
+from fedhyper.errors import CheckpointRefused, DataError, StorageError
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.sim.data import files as data
 from fedhyper.storage import checkpoint
-from fedhyper.storage.files import read_json
+from fedhyper.storage.files import read_json, write_new
 
 TINY: dict[str, Any] = {"rounds": 4, "clients": 8, "clients_per_round": 4, "batch_size": 16, "checkpoint_every": 2}
 
@@ -258,3 +258,21 @@ def test_a_model_that_no_memory_holds_is_refused(tmp_path: Path, option: str) ->
     code, said = command(f"fedhyper run tiny.toml model_options.{option} --out run", tmp_path)
     assert code == 2
     assert len(said.splitlines()) == 1
+
+
+def test_what_is_no_file_is_written_into_and_stays(tmp_path: Path) -> None:
+    """As root, ``report -o /dev/full`` put a page in the place of the device."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_new(pipe, "page")
+        assert os.read(reader, 10) == b"page"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    device = tmp_path / "full"
+    device.symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left on device"):
+        write_new(device, "page")
+    assert device.is_symlink()

@@ -60,6 +60,15 @@ def test_mlflow() -> None:
     assert tracked.data.params["task"] == "digits"
 
 
+@pytest.mark.parametrize("tracker", ["mlflow", "trackio"])
+def test_the_cells_of_a_sweep_share_a_database_that_is_not_there_yet(tracker: str) -> None:
+    command = [sys.executable, "-m", "fedhyper", "sweep", "tiny.toml", "rounds=1", "seed=0..3", "--out", "sweep"]
+    command += ["--jobs", "4", "--track", tracker, "--no-report"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "4 cells: 4 finished" in done.stdout
+
+
 def test_trackio() -> None:
     from trackio.sqlite_storage import SQLiteStorage
 

@@ -6,6 +6,9 @@ machine, or for which there is no torch, is a cell that says so.
 
 torch comes first and once for each interpreter, into a directory that the cells see by a .pth file: it is the same in
 all of them, and where it brings CUDA along that is gigabytes.
+
+An index may be slow, and a machine busy: every step has its own time (``MINUTES``), pip tries three times, and a cell
+that ends early says in the table at which step.
 """
 
 from __future__ import annotations
@@ -18,13 +21,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.install, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.install, pytest.mark.timeout(4 * 3600)]  # of a step that hangs its own time tells, and sooner
+MINUTES = 45  # for a step: gigabytes at 1 MB/s, or the suites at a tenth of a core
 ROOT = Path(__file__).parents[2]
 TORCH = "torch==2.13.0"
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -57,7 +62,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("dist")
     tools = str(home / "tools" / "bin" / "python")
     _run([sys.executable, "-m", "venv", str(home / "tools")])
-    _run([tools, "-m", "pip", "install", "-q", "build", "twine", "hatchling"])
+    _fetch([tools, "-m", "pip", "install", "-q", "-U", "pip", "build", "twine", "hatchling"])
     _run([tools, "-m", "build", "--no-isolation", "--outdir", str(home), str(ROOT)])
     _run([tools, "-m", "twine", "check", "--strict", *map(str, home.glob("fedhyper-*"))])
     return home
@@ -71,13 +76,28 @@ def run_to_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def _do(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    inside = () if command[0] == sys.executable else ("PYTHONPATH", "VIRTUAL_ENV")
+    env = {key: value for key, value in os.environ.items() if key not in inside}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=60 * MINUTES)
+
+
 def _run(command: list[str], cwd: Path | None = None, code: int = 0) -> str:
-    outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    if command[0] == sys.executable:
-        outside = dict(os.environ)
-    done = subprocess.run(command, cwd=cwd, env=outside, capture_output=True, text=True, check=False)
+    done = _do(command, cwd)
     assert done.returncode == code, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout + done.stderr
+
+
+def _fetch(command: list[str]) -> None:
+    """A command of pip, up to three times: what it has got stays in its cache. An index without the file is final."""
+    for wait in (5, 30, 0):
+        done = _do(command)
+        if done.returncode == 0:
+            return
+        if "No matching distribution" in done.stderr or "ResolutionImpossible" in done.stderr:
+            break
+        time.sleep(wait)
+    raise LookupError(f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
 
 
 def _pip(dist: Path, venv: Path, *arguments: str) -> list[str]:
@@ -102,9 +122,13 @@ def torches(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             venv = home / "venv"
             _run([python, "-m", "venv", "--clear", "--without-pip", str(venv)])
             half = home / "half"
-            command = _pip(dist, venv, "install", "-q", "--no-compile", "--target", str(half), TORCH)
-            if subprocess.run(command, capture_output=True, check=False).returncode:
-                return None
+            shutil.rmtree(half, ignore_errors=True)
+            try:
+                _fetch(_pip(dist, venv, "install", "-q", "--no-compile", "--target", str(half), TORCH))
+            except LookupError as none:
+                if f"No matching distribution found for {TORCH}" in str(none):
+                    return None
+                raise
             half.rename(place)
         return place
 
@@ -138,7 +162,13 @@ def test_an_extra_installs_and_works(
     tmp_path: Path,
 ) -> None:
     cell = (version, constrained, extra)
-    matrix[cell] = "FAILED, or not finished"
+    started = time.monotonic()
+
+    def at(step: str) -> None:
+        """What the table says if the cell ends here."""
+        matrix[cell] = f"FAILED at {step}, after {time.monotonic() - started:.0f} s"
+
+    at("venv")
     python = _interpreter(version)
     if python is None:
         matrix[cell] = f"skipped: no Python {version} here"
@@ -147,18 +177,23 @@ def test_an_extra_installs_and_works(
     _run([python, "-m", "venv", "--without-pip", str(venv)])
     (wheel,) = dist.glob("*.whl")
     if extra in WITH_TORCH:
+        at(TORCH)
         torch = torches(python)
         if torch is None:
             matrix[cell] = f"skipped: no {TORCH} for Python {version} in this index"
             pytest.skip(matrix[cell])
         (venv / "lib" / f"python{version}" / "site-packages" / "torch.pth").write_text(f"{torch}\n")
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    _run(_pip(dist, venv, "install", "-q", "--no-compile", *PINS[constrained], wanted))
+    at("pip install")
+    _fetch(_pip(dist, venv, "install", "-q", "--no-compile", *PINS[constrained], wanted))
+    at("use")
     worked = _use(str(venv / "bin" / "python"), extra, run_to_report, tmp_path)
     if extra == "all" and constrained != "pinned":  # make test has these pins
-        _run(_pip(dist, venv, "install", "-q", "--no-compile", *TEST_TOOLS))
+        at("suites")
+        _fetch(_pip(dist, venv, "install", "-q", "--no-compile", *TEST_TOOLS))
         worked.append(_suites(str(venv / "bin" / "python")))
-    matrix[cell] = f"{', '.join(worked)}; {_versions(_pip(dist, venv, 'list', '--format', 'json'))}"
+    versions = _versions(_pip(dist, venv, "list", "--format", "json"))
+    matrix[cell] = f"{', '.join(worked)}; {versions}; {time.monotonic() - started:.0f} s"
     shutil.rmtree(tmp_path / "venv")
 
 
@@ -178,7 +213,8 @@ def _use(python: str, extra: str, run: Path, cwd: Path) -> list[str]:
     assert "Usage" in _run([*fedhyper, "--help"], cwd)
     assert "did you mean 'run'?" in _run([*fedhyper, "rn"], cwd, code=2).lower()
     _run([*fedhyper, "flower", "new", "app"], cwd)
-    assert "fedhyper,fedhyper,1," in _run([*fedhyper, "report", str(run), "--table", "csv"], cwd)
+    for command in (fedhyper, [python, "-m", "fedhyper"]):
+        assert "fedhyper,fedhyper,1," in _run([*command, "report", str(run), "--table", "csv"], cwd)
     worked += ["flower new", "report --table"]
     if extra in WITH_TORCH:
         _run([*fedhyper, "demo"], cwd)

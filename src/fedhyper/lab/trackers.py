@@ -101,6 +101,17 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+def prepare_trackers(names: Sequence[str]) -> None:
+    """Make once what the cells of a sweep would all make at the same time: mlflow's tables."""
+    if "mlflow" in names:
+        import mlflow
+
+        try:
+            mlflow.set_experiment(PROJECT)
+        except Exception as error:
+            raise UserError(f"--track mlflow: {_said(error)}") from error
+
+
 class Tracking:
     """Passes everything on to ``inner``, and each round's numbers to the trackers and the functions on the way."""
 

@@ -69,10 +69,18 @@ def replace_by(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def write_new(path: Path, content: bytes | str) -> Path:
-    """``replace`` for a person's file: its directory is made, and an error is one line. ``path`` comes back."""
+    """``replace`` for a person's file: its directory is made, and an error is one line. ``path`` comes back.
+
+    What is no file is written into: root would put a file in the place of /dev/stdout, /dev/full or a pipe.
+    """
+    data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, content.encode("utf-8", "replace") if isinstance(content, str) else content)
+        if path.is_relative_to("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
+            with open(path, "wb", buffering=0) as special:
+                write_all(special.fileno(), data)
+        else:
+            replace(path, data)
     return path
 
 

@@ -37,7 +37,7 @@ def sweep(
     from fedhyper.lab.sweep.display import make_sweep_display
     from fedhyper.lab.sweep.grid import make_cells, parse_axes
     from fedhyper.lab.sweep.run import ended_before, run_sweep
-    from fedhyper.lab.trackers import check_trackers
+    from fedhyper.lab.trackers import check_trackers, prepare_trackers
 
     check_trackers(track or ())
     experiment = experiment_file(experiment)
@@ -49,6 +49,7 @@ def sweep(
     grid = parse_axes(axes)
     cells = make_cells(values, grid, str(experiment))
     check_cells([cell for cell in cells if ended_before(cell, target) is None])
+    prepare_trackers(track or ())
     outcomes = run_sweep(
         cells,
         target,

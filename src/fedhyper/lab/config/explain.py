@@ -29,7 +29,10 @@ def explain(error: ValidationError, source: str, overridden: Iterable[str], keys
     first, *more = error.errors()
     key = ".".join(_place(first))
     cause = _cause(key, first, keys)
-    where = blamed(cause, source, overridden) if not key else "command line" if key in set(overridden) else source
+    if not key or first["type"] == "value_error":  # of a table, or of the config as a whole
+        where = blamed(cause, source, overridden)
+    else:
+        where = "command line" if key in set(overridden) else source
     several = more and first["type"] != "union" and len({_place(one) for one in error.errors()}) > 1
     return f"{where}: {cause}" + (f" (and {len(more)} more)" if several else "")
 

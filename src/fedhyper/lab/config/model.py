@@ -53,10 +53,11 @@ class PartitionConfig(Strict):
     def _own_keys(self) -> Self:
         split = PARTITIONS.get(self.kind).split
         if self.model_extra:
-            known = [*PartitionConfig.model_fields, *keyword_options(split)]
+            known = list(dict.fromkeys([*PartitionConfig.model_fields, *keyword_options(split)]))
             for name in self.model_extra:
                 if name not in known:
-                    hint = did_you_mean(name, known, prefix="partition.")
+                    outside = f"did you mean '{name}', outside [partition]?" if name in Config.model_fields else ""
+                    hint = outside or did_you_mean(name, known, prefix="partition.")
                     raise ValueError(f"key 'partition.{printable(name)}' is not known; {hint}")
             checked_options(f"partition kind {self.kind}", split, self.model_extra)
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedhyper.lab.results.groups import Group, as_label, differing
+from fedhyper.lab.results.groups import RATES, Group, as_label, differing, finds_rates
 from fedhyper.lab.results.metrics import number
 from fedhyper.lab.results.stored import StoredRun
 
@@ -33,14 +33,11 @@ def baseline(group: Group, groups: Sequence[Group]) -> list[Group]:
     """The FedAvg groups whose cost this one's is measured against: those with its own initial rates if there are any.
 
     For accuracies take ``fedavg_groups`` and the best of them: FedAvg at the same bad rate is no rival.
-    ``fedhyper`` has no initial rates, whatever its config says.
     """
     candidates = fedavg_groups(group, groups)
-    if group.method.partition("+")[0] == "fedhyper":
+    if finds_rates(group.method):
         return candidates
-    same_rates = [
-        g for g in candidates if all(g.settings.get(k) == group.settings.get(k) for k in ("local_lr", "global_lr"))
-    ]
+    same_rates = [g for g in candidates if all(g.settings.get(k) == group.settings.get(k) for k in RATES)]
     return same_rates or candidates
 
 

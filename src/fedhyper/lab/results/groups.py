@@ -29,7 +29,8 @@ _JAVASCRIPT = frozenset(
         *("valueOf", "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__"),
     )
 )
-_FIRST = ("task", "model", "method", "local_lr", "global_lr")
+RATES = ("local_lr", "global_lr")
+_FIRST = ("task", "model", "method", *RATES)
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,16 @@ def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _varied(settings: dict[str, Any], keys: Sequence[str], flats: Sequence[dict[str, Any]]) -> list[str]:
-    """``keys`` without the options that are one and the same in all groups of this method: its defaults, or not its."""
+    """``keys`` without what is one and the same in all groups of this method: options, and rates it does not read."""
     alike = [flat for flat in flats if flat.get("method") == settings.get("method")]
-    return [k for k in keys if not k.startswith("options.") or len({as_label(flat.get(k)) for flat in alike}) > 1]
+    unread = RATES if finds_rates(str(settings.get("method"))) else ()
+    varied = {k for k in keys if len({as_label(flat.get(k)) for flat in alike}) > 1}
+    return [k for k in keys if k in varied or not (k.startswith("options.") or k in unread)]
+
+
+def finds_rates(method: str) -> bool:
+    """Whether a method has no initial rates, whatever its config says."""
+    return method.partition("+")[0] == "fedhyper"
 
 
 def describe(settings: dict[str, Any], keys: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from fedhyper.lab.results.comparing import fedavg_groups, same_problem
 from fedhyper.lab.results.groups import Group
 from fedhyper.lab.results.metrics import Stat, number, quantile
 from fedhyper.lab.results.parts import MAX_PARTS, Part
-from fedhyper.lab.results.series import Series
+from fedhyper.lab.results.series import Series, different_runs
 from fedhyper.lab.results.tables import spread
 
 
@@ -118,6 +118,11 @@ def _sweep(series: Sequence[Series]) -> tuple[str, str]:
     title = f"{first}: {quantile(finals[first], 0.5):.1%} in the median of {len(finals[first])} settings"
     title += f", {min(finals[first]):.1%} at worst"
     why = f"Median final accuracy over all settings: {'; '.join(words)}."
+    why += "".join(
+        f" The {len(one.groups)} settings of {one.label} are one run, bit for bit."
+        for one in series
+        if len(one.groups) > 1 and different_runs(one.groups) == 1
+    )
     for one in series:
         if one.runs[0].method == "fedavg" and one.label != first and finals[one.label]:
             why += f" {one.label} in its best of {len(finals[one.label])} settings: {max(finals[one.label]):.1%}."

@@ -31,6 +31,11 @@ class Series:
         return [stat.mean for group in self.groups if (stat := group.accuracy())]
 
 
+def different_runs(groups: Sequence[Group]) -> int:
+    """How many of these settings are runs of their own: where a method does not read a rate the others are its bits."""
+    return len({tuple(sorted(run.weights or run.name for run in group.runs)) for group in groups})
+
+
 def make_series(groups: Sequence[Group]) -> tuple[list[Series], str | None]:
     """The lines to draw and, when groups had to be put together or left out, a sentence that says how."""
     if len(groups) <= MAX_SERIES:

@@ -62,7 +62,8 @@ def closing(config: Config, summary: Summary) -> str:
     status = "stopped" if summary["status"] == "running" else summary["status"]
     parts = [f"{status} after round {summary['rounds']}"]
     if summary["final_accuracy"] is not None:
-        parts.append(f"accuracy {percent(summary['final_accuracy'])} (best {percent(summary['best_accuracy'])})")
+        best = "where validation was best" if config.validation else "best"
+        parts.append(f"accuracy {percent(summary['final_accuracy'])} ({best} {percent(summary['best_accuracy'])})")
     if summary["target_accuracy"]:
         reached = summary["rounds_to_target"]
         target = percent(summary["target_accuracy"])

@@ -39,8 +39,10 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
         ends = _RANGE.fullmatch(part)
         if ends:
             low, high = int(ends[1]), int(ends[2])
-            if not low <= high < low + MAX_CELLS:
+            if low > high:
                 raise UserError(f"command line: {key}={part} is no range; write it as FIRST..LAST")
+            if high - low >= MAX_CELLS:
+                raise UserError(f"command line: {key}={part} is more than {MAX_CELLS:,} values; take fewer")
             values += range(low, high + 1)
         else:
             values.append(parse_value(part, key))

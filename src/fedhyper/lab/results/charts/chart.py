@@ -68,7 +68,7 @@ def theme(dark: bool = False) -> dict[str, Any]:
             "labelPadding": 6,
             "titlePadding": 10,
         },
-        "axisX": {"grid": False, "domain": True, "domainColor": grid},
+        "axisX": {"grid": False, "domain": True, "domainColor": grid, "labelSeparation": 8},
         "axisBand": {"grid": False},
         "legend": {"labelColor": ink, "titleColor": faint, "labelFontSize": 12, "titleFontWeight": "normal"},
         "title": {"color": ink, "anchor": "start", "fontSize": 14, "fontWeight": 600, "offset": 12},

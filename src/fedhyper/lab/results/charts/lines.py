@@ -39,10 +39,17 @@ def line_chart(
     # A log axis has a tick at every multiple of a decade and a label at some; only those deserve a line.
     quiet: Any = {"condition": {"test": "datum.label == ''", "value": 0}, "value": 1} if log else 1
     axis = alt.Axis(format=".0%" if percent else "~g", tickCount=6, gridOpacity=quiet)
-    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=True)
+    # A log scale is not rounded, for a decade more would press the lines flat; a line at its end is not cut in half.
+    scale = alt.Scale(type="log", nice=False, padding=4) if log else alt.Scale(zero=False, nice=True)
+    # Time and traffic from zero on: what finding the rates costs comes before the first point.
     base = alt.Chart(alt.NamedData("rows")).encode(
-        # Not "g": with a step of 200 it would write 1000 as 1e+3.
-        x=alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(format=",~f" if x != "round" else "d", tickCount=8)),
+        x=alt.X(
+            f"{x}:Q",
+            title=x_title,
+            # Not "g": with a step of 200 it would write 1000 as 1e+3.
+            axis=alt.Axis(format=",~f" if x != "round" else "d", tickCount=8),
+            scale=alt.Scale(zero=x in ("seconds", "megabytes")),
+        ),
         color=colour(labels, legend),
     )
     valid = f"isValid(datum.{y}) && isValid(datum.{x}) && {SHOWN}"

@@ -37,7 +37,12 @@ def strip_chart(rows: Rows, labels: Sequence[str], *, x_title: str) -> Chart:
         alt.Chart(alt.NamedData("rows"))
         .mark_tick(opacity=0.45, thickness=1.5, aria=False)
         .encode(
-            x=alt.X("value:Q", title=x_title, axis=alt.Axis(format=".0%", tickCount=8), scale=alt.Scale(zero=False)),
+            x=alt.X(
+                "value:Q",
+                title=x_title,
+                axis=alt.Axis(format=".0%", tickCount=8, tickMinStep=0.01),
+                scale=alt.Scale(zero=False),
+            ),
             y=alt.Y("series:N", sort=list(labels), title=None, axis=alt.Axis(labelLimit=180)),
             color=colour(labels, False),
             tooltip=[alt.Tooltip("series:N"), alt.Tooltip("value:Q", title="accuracy", format=".1%")],

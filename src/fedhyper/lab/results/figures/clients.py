@@ -17,9 +17,9 @@ _MAX_TICKS = 300
 
 
 def target_figure(series: Sequence[Series]) -> Iterator[Figure]:
-    """Rounds to the target accuracy, a bar a series; nothing where runs have no target, or different ones."""
+    """Rounds to the target accuracy, a bar a series; nothing for one run, without a target, or with different ones."""
     aims = {run.target_accuracy for one in series for run in one.runs} - {None}
-    if len(aims) != 1:
+    if len(aims) != 1 or sum(len(one.runs) for one in series) == 1:  # of one run the tiles say it
         return
     rows = []
     for index, one in enumerate(series):
@@ -39,11 +39,14 @@ def target_figure(series: Sequence[Series]) -> Iterator[Figure]:
         return
     target = next(aim for aim in aims if aim is not None)
     words = "; ".join(f"{row['series']} {row['text']}" for row in rows)
+    several = (
+        "Mean over the runs that reach it, and how many of them do if not all; the whisker is one standard deviation."
+    )
     yield Figure(
         "rounds-to-target",
         "Rounds to target",
         f"Rounds to {target:.0%} test accuracy",
-        "Mean over the runs that reach it, and how many of them do if not all; the whisker is one standard deviation.",
+        several if any(len(one.runs) > 1 for one in series) else "",
         f"Bar chart, rounds to {target:.0%} accuracy: {words}.",
         bar_chart(rows, [one.label for one in series], x_title="rounds"),
         wide=True,

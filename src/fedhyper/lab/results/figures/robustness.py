@@ -11,6 +11,7 @@ from fedhyper.lab.results.comparing import baseline, fedavg_groups
 from fedhyper.lab.results.figures.figure import Figure
 from fedhyper.lab.results.groups import Group, as_label, describe, legend_name
 from fedhyper.lab.results.metrics import Stat, number
+from fedhyper.lab.results.series import different_runs
 
 _RATES = ("local_lr", "global_lr")
 _MAX_HEAT_MAPS = 12
@@ -96,10 +97,10 @@ def _one_rate(families: dict[str, list[Group]]) -> Iterator[Figure]:
 
 def _one_run(members: Sequence[Group], who: str = "") -> str:
     """How many settings of a method are different runs, so that nobody takes copies for as many trials."""
-    made = {tuple(sorted(run.weights or run.name for run in group.runs)) for group in members}
-    if len(made) == len(members):
+    made = different_runs(members)
+    if made == len(members):
         return ""
-    runs = "one run" if len(made) == 1 else f"{len(made)} different runs"
+    runs = "one run" if made == 1 else f"{made} different runs"
     return f" {who}{len(members)} settings, {runs}: the others are the same bits."
 
 
