@@ -21,7 +21,7 @@ from fedhyper.flower import FedHyper, gram
 from fedhyper.flower.records import sums
 from fedhyper.flower.records.fair import weigh
 from fedhyper.flower.records.replies import NodeReply
-from fedhyper.guard import NORM_CAP, fair_weights, not_against
+from fedhyper.guard import NORM_CAP, fair_weights, judging_weights, not_against
 from fedhyper.loop import RoundReport, ServerLoop
 from fedhyper.sim.data.partition import make_partition
 from fedhyper.sim.data.tasks import load_task
@@ -147,12 +147,13 @@ def test_products_have_the_same_bits_for_any_number_of_threads() -> None:
 def test_few_replies_and_many_are_judged_alike(count: int) -> None:
     rng = np.random.default_rng(1)
     updates = rng.normal(1.0, 0.1, (count, 3000)).astype(np.float32)
-    updates[-1] *= -1  # the heaviest
+    updates[-5:] *= -1  # the heaviest
     nodes = [NodeReply(None, i, 1.0 + i, "", {"w": -d}, {}, float(d.astype(float) @ d)) for i, d in enumerate(updates)]  # type: ignore[arg-type]
     found = [reply.weight for reply in weigh(nodes, NORM_CAP, {"w": np.zeros(3000, np.float32)}, ["w"])[0]]
     fair = fair_weights([1.0 + i for i in range(count)], [float(np.linalg.norm(d)) for d in updates], NORM_CAP)
     wide = updates.astype(float)
-    exact = not_against(fair, list((wide**2).sum(1)), list(wide @ (np.array(fair) @ wide)))
+    judging = judging_weights(fair, list(np.linalg.norm(wide, axis=1)))
+    exact = not_against(fair, list((wide**2).sum(1)), list(wide @ (np.array(judging) @ wide)))
     assert found == pytest.approx(exact, rel=1e-4)
     assert found[-1] < 0.97 * fair[-1]
 
