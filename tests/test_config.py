@@ -20,8 +20,9 @@ from fedhyper.errors import UserError, shown
 from fedhyper.lab.config.identity import CHANGEABLE, config_hash, differences
 from fedhyper.lab.config.model import Config, PartitionConfig, PrivacyConfig, dump, load_config, make_config
 from fedhyper.lab.config.options import option_defaults
-from fedhyper.lab.config.toml import parse_override
+from fedhyper.lab.config.toml import parse_override, read_toml
 from fedhyper.lab.methods_table import markdown
+from fedhyper.lab.sweep.grid import make_cells, parse_axes
 from fedhyper.sim.methods import Option, make_method, method_names, method_options
 from fedhyper.sim.registry import METHODS, TASKS
 
@@ -463,6 +464,19 @@ def test_an_override_wins_and_is_blamed(tmp_path: Path) -> None:
         load_config(path, ["partition.clients=5"])
     with pytest.raises(UserError, match=r"partition\.kind: partition is not a table"):
         load_config(path, ["partition=1", "partition.kind=iid"])
+
+
+def test_another_model_has_options_of_its_own() -> None:
+    cifar10 = EXPERIMENTS / "cifar10.toml"
+    assert load_config(cifar10).model_options == {"norm": "group"}
+    assert load_config(cifar10, ["model=resnet18", "rounds=2"]).model_options == {"norm": "group"}
+    assert load_config(cifar10, ["model=cnn"]).model_options == {}
+    assert load_config(cifar10, ["model_options.hidden=20", "model=mlp"]).model_options == {"hidden": 20}
+    grid = parse_axes(["model=cnn,resnet18"])
+    assert [cell.config.model_options for cell in make_cells(read_toml(cifar10), grid, "cifar10.toml")] == [
+        {},
+        {"norm": "group"},
+    ]
 
 
 def test_the_documentation_names_every_key() -> None:

@@ -18,7 +18,7 @@ from fedhyper.errors import UserError, did_you_mean, printable, shown
 from fedhyper.guard import NORM_CAP
 from fedhyper.lab.config.explain import blamed, explain
 from fedhyper.lab.config.options import has_client_rate, has_own_step, option_defaults, unknown_option
-from fedhyper.lab.config.toml import dump_toml, parse_override, put, read_toml
+from fedhyper.lab.config.toml import dump_toml, parse_override, put_all, read_toml
 from fedhyper.privacy import Privacy
 from fedhyper.settings import settings_of
 from fedhyper.sim.keywords import Later, checked_options, keyword_options
@@ -235,10 +235,9 @@ _KEYS = [*Config.model_fields, *(f"privacy.{name}" for name in PrivacyConfig.mod
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config in the TOML file at ``path``, then changed by ``key=value`` strings."""
     values = read_toml(path)
-    changes = [parse_override(text) for text in overrides]
-    for key, value in changes:
-        put(values, key, value)
-    return make_config(values, str(path), {key for key, _ in changes})
+    changes = dict(parse_override(text) for text in overrides)
+    put_all(values, changes)
+    return make_config(values, str(path), changes)
 
 
 def make_config(values: dict[str, Any], source: str = "config", overridden: Iterable[str] = ()) -> Config:

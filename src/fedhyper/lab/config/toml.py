@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,14 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
             raise UserError(f"command line: {key}: {table} is not a table")
         values = inner
     values[name] = value
+
+
+def put_all(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Set the values of dotted keys. Another model has options of its own: those given for the first do not stay."""
+    if "model" in changes and changes["model"] != values.get("model"):
+        values.pop("model_options", None)
+    for key, value in changes.items():
+        put(values, key, value)
 
 
 def dump_toml(values: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from fedhyper.errors import UserError, printable
 from fedhyper.lab.config.identity import CHANGEABLE
 from fedhyper.lab.config.model import Config, make_config
-from fedhyper.lab.config.toml import parse_value, put, split_override
+from fedhyper.lab.config.toml import parse_value, put_all, split_override
 
 MAX_CELLS = 100_000
 MAX_NAME = 120  # of the 255 bytes that file systems allow
@@ -121,8 +121,7 @@ def make_cells(values: dict[str, Any], grid: Grid, source: str) -> list[Cell]:
         here = copy.deepcopy(values)
         own = grid.only.get(str(settings.get("method", methods[0])), {})
         alone = {key: given[0] for key, given in own.items() if len(given) == 1}
-        for key, value in (grid.fixed | alone | settings).items():
-            put(here, key, value)
+        put_all(here, grid.fixed | alone | settings)
         name = cell_name(settings.items())
         if name in cells:
             name = f"{name[: MAX_NAME - 9]}-{_digest(settings.items())}"
