@@ -129,6 +129,42 @@ def test_what_single_tries_lead_to() -> None:
     assert without.votes[0][0] == -1  # the lower rungs' losses stand for what clients began with
 
 
+def weighed(rungs: list[int], gains: list[float]) -> tuple[int, float, int, frozenset[int]]:
+    """The rung voted for, what it gained, how many vote for it, and whose updates are used."""
+    found = Ladder().weigh(rungs, [100.0 - gain for gain in gains], [100.0] * len(gains))
+    assert len(set(found.votes)) == 1
+    return found.votes[0][0], pytest.approx(found.votes[0][1]), len(found.votes), found.used
+
+
+def test_a_rungs_gain_counts_in_units_of_the_second_best_and_with_the_rung_below() -> None:
+    rungs = [-4, -3, -2, -1, 0]
+    # 0 50 .2 .35 .3 in units of .35: 0 1 .57 1 .86, with the one below 0 1 1.57 1.57 1.86; the liar's 50 sets nothing
+    assert weighed(rungs, [0.0, 50.0, 0.2, 0.35, 0.3]) == (0, 0.3, 5, {2, 3, 4})
+    # 0 .6 -9 1 -9 in units of .6, clipped: 0 1 -1 1 -1, with the one below 0 1 0 0 0
+    assert weighed(rungs, [0.0, 0.6, -9.0, 1.0, -9.0]) == (-3, 0.0, 5, {0, 1})
+    # four rungs: in units of the best, 0 .01 0 1, with the one below 0 .01 .01 1
+    assert weighed(rungs[:4], [0.0, 0.01, 0.0, 1.0]) == (-1, 0.01, 4, {1, 2, 3})
+
+
+def test_on_a_plateau_the_highest_rung_that_is_no_worse_is_used() -> None:
+    # those that hardly moved differ by .2, so .4 is noise: the second best, .2, is; only one client says 1
+    gains = [-0.2, 0.2, -0.2, 0.2, 0.1, 0.1, 1.0, 0.1, -0.3]
+    assert weighed(list(range(-8, 1)), gains) == (0, 0.1, 9, {6, 7, 8})
+
+
+def test_the_lower_half_of_the_rungs_stands_for_what_clients_began_with() -> None:
+    found = Ladder().weigh([-4, -3, -2, -1, 0, 1], [2.0, 3.0, 3.5, 1.0, 1.1, 8.0])
+    assert found.votes[0] == (0, pytest.approx(1.9))  # 3, the median of 2, 3, 3.5, less 1.1
+
+
+def test_votes_lead_to_a_rung_and_few_clients_need_more_rounds() -> None:
+    ladder = Ladder()
+    assert [ladder.voted([rung] * 10) for rung in (-7, -2, 0, 1)] == [-7, -2, 0, 1]
+    assert ladder.voted([]) is None
+    # 1e-5 to 10 are twelve rungs: 6, 3 or 2 apart, halved until they are neighbours; with ten voices one round does
+    assert [ladder.rounds(clients) for clients in (2, 3, 5, 9, 10)] == [0, 4, 3, 2, 1]
+
+
 def test_a_round_that_tells_nothing_leaves_a_short_run_at_its_own_rate() -> None:
     ladder, rungs = Ladder(), [-10, -10, -8, -8, -6, -6, -4, -2, 0, 2]
     means = [2.30, 2.31, 2.31, 2.30, 2.30, 2.31, 2.315, 2.317, 2.34, 2.9]  # nobody gains twice 0.01

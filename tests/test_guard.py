@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhyper import FedExP, FedHyperCL, FedHyperG, FedHyperSL, LRState
-from fedhyper.guard import all_finite, check_positive, clamp, reject_reason
+from fedhyper.guard import all_finite, bounded, check_positive, clamp, fair_weights, not_against, reject_reason
 
 NAN, INF = math.nan, math.inf
 EVERY_FLOAT = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -147,3 +147,22 @@ def test_all_finite() -> None:
     assert all_finite(np.zeros(0))
     assert all_finite(torch.full((3,), 1e200, dtype=torch.float64))  # a sum of squares would refuse it
     assert not all_finite(np.array([INF, -INF]))  # a sum would be NaN, a maximum inf
+
+
+# what clients may weigh ----------------------------------------------------------------------------------------------
+
+
+def test_who_pulls_against_the_others_takes_back_a_fifth_of_their_way() -> None:
+    # 2, 2 and -2 on a line: S = 2, the others' way is 4, its square 16, a fifth 3.2; against it the third makes 2 * 4
+    assert not_against([1.0, 1.0, 1.0], [4.0, 4.0, 4.0], [4.0, 4.0, -4.0]) == pytest.approx([1.0, 1.0, 0.4])
+
+
+def test_clients_that_send_zeros_do_not_make_the_others_strong() -> None:
+    assert fair_weights([1.0] * 5, [0.0, 0.0, 0.0, 1.0, 100.0]) == [1.0] * 5  # of two that moved nobody is the odd one
+    assert fair_weights([1.0] * 4, [1.0, 1.0, 1.0, 100.0]) == pytest.approx([1.0, 1.0, 1.0, 0.01])
+
+
+def test_a_report_of_zero_is_a_report() -> None:
+    assert bounded([0.0, 4.0, 4.0], 3.0) == [0.0, 4.0, 4.0]
+    assert bounded([0.0, 0.0, 0.0, 9.0, 9.0], 3.0) == [0.0] * 5  # most say 0
+    assert bounded([NAN, -1.0, INF, 4.0, 5.0], 3.0) == [4.0, 4.0, 4.0, 4.0, 5.0]  # what is no number: the median
