@@ -51,7 +51,7 @@ def test_epsilon_is_that_of_dp_accounting(noise: float, share: float, rounds: in
     assert Privacy(noise=noise).epsilon(rounds, share) == pytest.approx(epsilon, rel=1e-9)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="pip install dp-accounting")
+@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="pip install 'fedhyper[dp]'")
 @pytest.mark.parametrize(("noise", "share", "rounds", "epsilon"), EPSILONS)
 def test_epsilon_against_dp_accounting_itself(noise: float, share: float, rounds: int, epsilon: float) -> None:
     import dp_accounting  # type: ignore[import-not-found]
