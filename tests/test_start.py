@@ -16,7 +16,7 @@ from fedhyper.automatic.ladder import Ladder
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.build import make_simulation
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
-from fedhyper.sim.start import Entrant, Panel, centre, race
+from fedhyper.sim.start import Entrant, Panel, centre, lengths, race
 
 # --- who competes -------------------------------------------------------------------------------------------------
 
@@ -95,6 +95,9 @@ def test_an_alarm_is_refuted_only_by_what_is_surely_better() -> None:
 # --- the race -----------------------------------------------------------------------------------------------------
 
 
+JUDGED_AFTER = (3, 6, 12, 24)
+
+
 class Given:
     """A run whose weight after round i is ``course[i]``; None: no usable update. The last one goes on for ever."""
 
@@ -114,7 +117,7 @@ def compete(
     panel = panel_of(lambda client, w: w + (noise if client % 2 else -noise) * (w != 0))
     known = dict(courses)
     rungs = [rung for rung in (voted, None if voted is None else voted - 1) if rung in known] or [max(known)]
-    return race(rungs, voted, lambda rung: Entrant(Given(known.get(rung, [0.5])), panel, 3), enough)
+    return race(rungs, voted, lambda rung: Entrant(Given(known.get(rung, [0.5])), panel), enough, JUDGED_AFTER)
 
 
 def test_the_best_goes_on() -> None:
@@ -131,9 +134,9 @@ def test_none_above_the_vote_ever_runs() -> None:
 
     def enter(rung: int) -> Entrant:
         ran.append(rung)
-        return Entrant(Given([-float(rung + 10)]), panel_of(lambda client, w: w), 3)
+        return Entrant(Given([-float(rung + 10)]), panel_of(lambda client, w: w))
 
-    assert race([-2, -1], -1, enter, 0.0)[0] == -1
+    assert race([-2, -1], -1, enter, 0.0, JUDGED_AFTER)[0] == -1
     assert max(ran) == -1
 
 
@@ -143,7 +146,8 @@ def test_the_vote_stands_unless_another_is_surely_better() -> None:
     courses = {-1: Given([-1.0]), -2: Given([-1.001])}
     noisy = iter(range(10**6))
     panel = panel_of(lambda client, w: w + 0.3 * math.sin(7.0 * next(noisy)))
-    assert race([-2, -1], -1, lambda rung: Entrant(courses.get(rung, Given([0.5])), panel, 3), 0.0)[0] == -1
+    runs = {rung: Entrant(courses.get(rung, Given([0.5])), panel) for rung in (-3, -2, -1)}
+    assert race([-2, -1], -1, runs.__getitem__, 0.0, JUDGED_AFTER)[0] == -1
 
 
 def test_it_goes_on_in_stretches_that_double_while_none_gains() -> None:
@@ -151,6 +155,34 @@ def test_it_goes_on_in_stretches_that_double_while_none_gains() -> None:
     assert compete(late, -1) == (-1, 48)  # 3, 6, 12, 24 rounds of each
     never = {-1: [0.5], -2: [0.4], -3: [0.1]}
     assert compete(never, -1) == (-2, 48)  # and does not go down to where nothing happens
+
+
+def test_only_the_last_rounds_are_judged() -> None:
+    # what momentum on the server makes of a rate is seen late: the higher one gains first, and is lost by round nine
+    courses = {-1: [-1.0] * 9 + [0.4], -2: [-0.5], -3: [-0.1]}
+    panel = panel_of(lambda client, w: w)
+
+    def found(judged_after: Sequence[int]) -> int | None:
+        runs = {rung: Entrant(Given(course), panel) for rung, course in courses.items()}
+        return race([-2, -1], -1, runs.__getitem__, 0.1, judged_after)[0]
+
+    assert found((3, 6)) == -1
+    assert found((12, 24)) == -2
+
+
+@pytest.mark.parametrize(
+    ("rounds", "judged_after"),
+    [
+        (0, [12, 24]),
+        (150, [12, 24]),
+        (12, [12, 24]),
+        (10, [10, 20, 24]),
+        (3, [3, 6, 12, 24]),
+        (1, [1, 2, 4, 8, 16, 24]),
+    ],
+)
+def test_a_race_is_no_longer_than_the_run_unless_it_tells_nothing(rounds: int, judged_after: list[int]) -> None:
+    assert lengths(12, rounds) == judged_after
 
 
 def test_a_gain_too_small_to_tell_decides_nothing() -> None:
@@ -165,7 +197,7 @@ def test_where_none_survives_a_lower_one_joins() -> None:
 
 
 def test_without_candidates_there_is_no_race() -> None:
-    assert race([], None, lambda _: pytest.fail("nobody may run"), 0.0) == (None, 0)
+    assert race([], None, lambda _: pytest.fail("nobody may run"), 0.0, JUDGED_AFTER) == (None, 0)
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------

@@ -65,7 +65,11 @@ class Auto:
     voices: int = setting(
         10, "clients that decide anything, and rounds until the step of the rate has halved; raising it is surer", low=1
     )
-    ahead: int = setting(3, "rounds that rates compete for in the start; raising it sees further and costs more", low=1)
+    ahead: int = setting(
+        12,
+        "rounds that rates compete for in the start, if there are as many; raising it sees further and costs more",
+        low=1,
+    )
     gain: float = setting(2.0, "step of the rate's logarithm, in rounds; raising it follows faster and noisier", low=0)
     share: float = setting(0.8, "share of what was gained so far whose loss counts as damage", above=0, high=1)
     momentum: float = setting(0.8, "share of the last server step in the next one; higher is smoother", low=0, below=1)

@@ -51,7 +51,7 @@ class Ladder:
     voices: int = setting(
         10, "clients that decide; with fewer a round the start takes more rounds, raising it waits for more", low=1
     )
-    ahead: int = setting(3, "rounds that rates compete for; raising it sees further and costs more", low=1)
+    ahead: int = setting(12, "rounds that rates compete for; raising it sees further and costs more", low=1)
 
     def __post_init__(self) -> None:
         check_settings(self)

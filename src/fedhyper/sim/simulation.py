@@ -93,6 +93,7 @@ class Simulation:
     batch_size         examples a step, at least 1; raising it makes gradients less noisy and steps fewer
     seed               where all randomness comes from: who is sampled, and the order of the batches
     local_steps        steps a client makes in a round, instead of epochs; 0: as many as the epochs have
+    rounds             how many there will be, 0 if nobody knows: ``fedhyper``'s start looks no further ahead
     warmup_rounds      n: round t of the first n trains with t/n of the local rate; raising it is gentler, 0: at once
     augment            what chance does to the images a client trains on: "none", "flip" or "flip-crop"
     weighting          a client's weight in the mean: its examples, or all alike
@@ -122,6 +123,7 @@ class Simulation:
         batch_size: int,
         seed: int,
         local_steps: int = 0,
+        rounds: int = 0,
         warmup_rounds: int = 0,
         augment: AugmentKind = "none",
         weighting: Literal["examples", "uniform"] = "examples",
@@ -148,7 +150,7 @@ class Simulation:
         )
         self.clients_per_round, self.seed, self.weighting = clients_per_round, seed, weighting
         self.carry, self.norm_cap, self.aggregate = carry, norm_cap, aggregate
-        self.privacy, self.warmup_rounds = privacy, warmup_rounds
+        self.privacy, self.rounds, self.warmup_rounds = privacy, rounds, warmup_rounds
         check_augment(augment, task)
         check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
@@ -313,6 +315,7 @@ class Simulation:
             (lambda task: float(task.examples)) if self.weighting == "examples" else (lambda _: 1.0),
             Panel(self.engine, self.cohorts.judges(t, PANEL), sent, sent.weights),
             lambda votes: LookAhead(self._step, state, votes),
+            self.rounds,
         )
 
     def evaluate(self) -> dict[str, float]:

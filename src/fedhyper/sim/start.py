@@ -2,8 +2,8 @@
 
     vote   ten clients try rates, each by itself, and vote for their best (climbing.py, ``automatic.ladder``)
     check  the mean of their updates at each rate up to that, by its loss on a panel of many clients
-    race   the rate that votes led to, the one below, and the panel's own: three rounds of each, or six, twelve, 24,
-           until one of them has gained enough to tell, and the panel says which is best. Nothing is kept but the rate.
+    race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, or 24 if by then none
+           has gained enough to tell, and the panel says which is best. Nothing is kept but the rate.
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
 The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
@@ -22,7 +22,7 @@ from fedhyper.automatic.ladder import LOWEST, Ladder
 from fedhyper.sim.climbing import Votes, climb
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent
 
-STRETCHES = 4  # of a race, which is ``Ladder.ahead`` rounds long after the first and twice as long after each other
+JUDGED = 3  # rounds, the last ones of a race, that a panel judges: where a rate leads to, not how it got there
 ENOUGH = 0.5  # of what a client gains by itself in its best first round: a race in which nobody gains that goes on
 LOST = 1e30  # what a loss that is not a number counts as; finite, so that differences are numbers
 PANEL = 50  # batches that judge, of as many clients if there are; raising it costs time
@@ -86,8 +86,11 @@ def find_start(
     share: Callable[[ClientTask], float],
     panel: Panel,
     run: Callable[[Votes], Run],
+    rounds: int = 0,
 ) -> Start:
-    """``cohorts``: who votes in this round and, if these are few, in the next; ``run``: one that has such votes."""
+    """``cohorts``: who votes in this round and, if these are few, in the next; ``run``: one that has such votes;
+    ``rounds``: how many there will be, 0 if nobody knows.
+    """
     first = climb(engine, next(cohorts), sent, ladder, share)
     votes, trials = list(first.votes), first.trials
     while len(votes) < ladder.voices and (cohort := next(cohorts, None)) is not None:
@@ -99,59 +102,74 @@ def find_start(
     gain = median_low([gain for _, gain in votes]) if votes else 0.0
 
     def enter(rung: int) -> Entrant:
-        return Entrant(run(((rung, gain),) * ladder.voices), panel, ladder.ahead)
+        return Entrant(run(((rung, gain),) * ladder.voices), panel)
 
-    best, cost = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain)
+    best, cost = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, lengths(ladder.ahead, rounds))
     return Start(() if best is None else ((best, gain),) * ladder.voices, trials + cost)
 
 
 class Entrant:
-    """A run in the race, and what the panel loses by the last ``ahead`` rounds of each stretch."""
+    """A run in the race, and what the panel loses by its last rounds."""
 
-    def __init__(self, run: Run, panel: Panel, ahead: int) -> None:
+    def __init__(self, run: Run, panel: Panel) -> None:
         self.run = run
-        self._panel, self._ahead = panel, ahead
+        self._panel = panel
         self._done = 0
         self._judged: list[list[float]] = []
         self._dead = False
 
-    def lost(self, stretch: int) -> list[float] | None:
-        """Each judge's mean over the end of a stretch, from 0 on; None once a round had no usable update."""
-        last = self._ahead << stretch
-        while self._done < last and not self._dead:
+    def lost(self, rounds: int) -> list[float] | None:
+        """Each judge's mean over the last of so many rounds; None once a round had no usable update."""
+        while self._done < rounds and not self._dead:
             weights = self.run.step()
             self._done += 1
             self._dead = weights is None
-            if weights is not None and self._done > last - self._ahead:
+            if weights is not None and self._done > rounds - JUDGED:
                 self._judged.append(self._panel.loses(weights))
-        ends = self._judged[-self._ahead :]
+        ends = self._judged[-min(JUDGED, rounds) :]
         return None if self._dead else [sum(judge) / len(ends) for judge in zip(*ends, strict=True)]
 
 
+def lengths(ahead: int, rounds: int) -> list[int]:
+    """Rounds after which a race is judged, until it tells: ``ahead``, or all of the run, doubled up to 2 · ``ahead``.
+
+    Long enough to see what the server's momentum, which grows over eight rounds, makes of a rate; but a run of three
+    rounds ends before that, and the rate that is best in twelve is too low for it.
+    """
+    found = [min(ahead, rounds) if rounds else ahead]
+    while found[-1] < 2 * ahead:
+        found.append(min(2 * found[-1], 2 * ahead))
+    return found
+
+
 def race(
-    rungs: Sequence[int], voted: int | None, enter: Callable[[int], Entrant], enough: float
+    rungs: Sequence[int],
+    voted: int | None,
+    enter: Callable[[int], Entrant],
+    enough: float,
+    lengths: Sequence[int],
 ) -> tuple[int | None, int]:
     """The rung whose run a panel likes best, None without any, and how many local rounds that took.
 
-    Stretch after stretch, each twice as long, until one of the runs has surely gained ``enough``: where clients have
-    few classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join,
-    though none above what was voted for, and ``voted`` stands unless another is better by more than a standard error.
+    It is judged after each of ``lengths``, until one of the runs has surely gained ``enough``: where clients have few
+    classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join, though
+    none above what was voted for, and ``voted`` stands unless another is better by more than a standard error.
     (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote;
     going down while none gains, which ends at a rate that does nothing; a race that ends with the first sure gain,
     however small, which with two classes a client was a rung too low; the newest weights instead of the mean that is
     kept, which with one client a round are those of the client that came last.)
     """
-    runs, stretch = {rung: enter(rung) for rung in rungs}, 0
+    runs, judged = {rung: enter(rung) for rung in rungs}, 0
     highest = max(rungs, default=0) if voted is None else voted
     while runs:
-        lost = {rung: one.lost(stretch) for rung, one in runs.items()}
+        lost = {rung: one.lost(lengths[judged]) for rung, one in runs.items()}
         scores = {rung: math.inf if one is None else centre(one)[0] for rung, one in lost.items()}
         best = Ladder.best(scores)
         of_best = lost[best]
         if of_best is None:
             nearby = {min(runs) - 1}
-        elif stretch < STRETCHES - 1 and not _surely_below([loss + enough for loss in of_best]):
-            stretch += 1
+        elif judged < len(lengths) - 1 and not _surely_below([loss + enough for loss in of_best]):
+            judged += 1
             continue
         else:
             nearby = {best - 1, min(best + 1, highest)} if scores[best] < 0 else set()

@@ -93,6 +93,7 @@ def make_simulation(config: Config, *, workers: int | None = None, device: str =
         local_epochs=config.local_epochs,
         local_steps=config.local_steps,
         batch_size=config.batch_size,
+        rounds=config.rounds,
         warmup_rounds=config.warmup_rounds,
         augment=config.augment,
         dtype=getattr(torch, config.dtype),
