@@ -205,9 +205,11 @@ METHODS = ("fedhyper", "fedhyper-g", "fedhyper-sl", "fedhyper-g+cl", "fedadam", 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_extended_equals_never_stopped(tmp_path: Path, method: str) -> None:
-    run_experiment(tiny(method=method, rounds=7), tmp_path / "whole")
-    for t in (1, 4, 7):
-        run_experiment(tiny(method=method, rounds=t), tmp_path / "parts", resume=t > 1)
+    # fedhyper looks as far ahead as the run goes, but for 24 rounds at most
+    first, *later = (24, 25, 27) if method == "fedhyper" else (1, 4, 7)
+    run_experiment(tiny(method=method, rounds=later[-1]), tmp_path / "whole")
+    for t in (first, *later):
+        run_experiment(tiny(method=method, rounds=t), tmp_path / "parts", resume=t > first)
     assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
 
 
@@ -554,6 +556,7 @@ def test_a_long_round_is_abandoned(whole: Path, tmp_path: Path, monkeypatch: pyt
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         sim = make_simulation(*args, **kwargs)
+        monkeypatch.setattr(sim, "_known_step", lambda: None)  # what fedhyper's start has made is trained again
         real = {"training": sim.engine.train, "evaluation": sim.engine.evaluate}[where]
 
         def wait(*a: Any, **k: Any) -> Any:

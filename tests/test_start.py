@@ -203,6 +203,30 @@ def test_without_candidates_there_is_no_race() -> None:
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
+def test_the_rounds_of_the_race_are_those_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept or trained again, and from a state that was restored amid them: the same records and bits, at less cost."""
+
+    def course(restored_after: int) -> tuple[list[dict[str, Any]], str]:
+        config = make_config({"task": "digits", "method": "fedhyper", "rounds": 16})
+        simulation = make_simulation(config, workers=1)
+        records = []
+        for t in range(config.rounds):
+            if t == restored_after:
+                simulation.restore(*simulation.state())
+            record = simulation.run_round()
+            records.append({key: value for key, value in record.items() if not key.startswith("seconds")})
+        digest = simulation.weights_sha256()
+        simulation.close()
+        return records, digest
+
+    kept, restored = course(99), course(5)
+    monkeypatch.setattr("fedhyper.sim.simulation._KEPT", 0)
+    again = course(99)
+    assert kept == restored
+    assert again[0][0].pop("start_trials") == kept[0][0].pop("start_trials") + 12 * 10  # rounds × clients
+    assert kept == again
+
+
 def final_accuracy(**settings: Any) -> float:
     simulation = make_simulation(make_config({"task": "digits", "eval_every": 1000, **settings}))
     for t in range(1, settings["rounds"] + 1):

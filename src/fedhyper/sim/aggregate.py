@@ -81,13 +81,14 @@ class Aggregate:
         return total / weight if known else math.nan
 
     def report(self, votes: tuple[tuple[int, float], ...] | None = None) -> RoundReport:
-        """What the server's loop reads of the round; Δ_t = Σ p_m Δ_m in float32."""
+        """What the server's loop reads of the round, once; Δ_t = Σ p_m Δ_m in float32."""
         if not self.used:
             return RoundReport(refused=self.sent)
         if self.kind == "mean":
             delta, statistics = ((total / self._total).float() for total in self._sums)
         else:
             delta, statistics = robust(self.kind, [r.delta for r in self._kept], [r.buffers for r in self._kept])
+        self._sums, self._kept = [], []  # a start keeps its rounds for a while
         sq_norm = self._mean(1, self.norm_cap**2 or math.inf) if "sq_norm" in self.requires else None
         refused, climbed = self.sent - self.used, votes is not None
         return RoundReport(delta, tuple(self._first), sq_norm, statistics, refused, votes, climbed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -41,6 +42,7 @@ from fedhyper.storage.record import RoundRecord, finite
 from fedhyper.storage.restoring import check_state
 
 _SCALAR_BYTES = 8
+_KEPT = 1 << 19  # weights up to which the rounds of a start are kept, some 400 MB at most, and not trained again
 
 
 class RunState(NamedTuple):
@@ -66,16 +68,24 @@ class Step(NamedTuple):
 
 
 class LookAhead:
-    """A run from ``state`` on, of which nothing is kept; ``votes`` are those of its first round."""
+    """A run from ``state`` on, at the rate of ``votes``, those of its first round.
 
-    def __init__(self, step: Callable[[RunState, Votes | None], Step], state: RunState, votes: Votes) -> None:
+    Its rounds are the run's own if that is the rate that is found, so they are kept if ``keep``: (state, step) each.
+    """
+
+    def __init__(
+        self, step: Callable[[RunState, Votes | None], Step], state: RunState, votes: Votes, *, keep: bool
+    ) -> None:
         self.trials = 0
-        self._step, self._state = step, state
+        self.kept: deque[tuple[RunState, Step]] = deque()
+        self._step, self._state, self._keep = step, state, keep
         self._votes: Votes | None = votes
 
     def step(self) -> Tensor | None:
         """What is kept after one round more, the mean of the last rounds; None where it had no usable update."""
         step = self._step(self._state, self._votes)
+        if self._keep:
+            self.kept.append((self._state, step))
         self._state, self._votes = step.state, None
         self.trials += step.total.sent
         return None if step.delta is None else step.state.loop.mean.weights
@@ -169,6 +179,7 @@ class Simulation:
         else:
             chosen = Chosen(engine, "")
         self.engine, self._chosen = chosen.engine, chosen
+        self._known: deque[tuple[RunState, Step]] = deque()  # rounds to come that a start has made already
         self.loop = ServerLoop(method.plan, method.server, method.average)
         counters = gather(list(self._flat.counters.values()), torch.int64)
         start = self.loop.init(self._flat.weights.clone(), self._flat.buffers.float().clone())
@@ -211,7 +222,7 @@ class Simulation:
         state, started = self._state, time.perf_counter()
         ladder = self.method.plan.ladder if state.loop.climbs else None
         start = None if ladder is None else self._find_start(ladder)
-        step = self._step(state, None if start is None else start.votes)
+        step = self._known_step() or self._step(state, None if start is None else start.votes)
         stepped = time.perf_counter()
         scores = self._evaluate(step.state) if evaluate else {"test_loss": None, "accuracy": None}
         done = time.perf_counter()
@@ -246,6 +257,14 @@ class Simulation:
                 **self._spent(step.state.released),
             }
         )
+
+    def _known_step(self) -> Step | None:
+        """The next round, if it was made in the start; what was made from another state than this one is forgotten."""
+        before, step = self._known.popleft() if self._known else (None, None)
+        if step is None or before is not self._state:
+            self._known.clear()
+            return None
+        return step._replace(trained=time.perf_counter())
 
     def _spent(self, times: int) -> dict[str, float]:
         """ε so far, in a private run."""
@@ -307,16 +326,24 @@ class Simulation:
             voted = ladder.voted([rung for rung, _ in counted])
             return Start(() if voted is None else ((voted, 0.0),) * ladder.voices, climbed.trials)
 
-        return find_start(
+        runs: dict[Votes, LookAhead] = {}
+
+        def run(votes: Votes) -> LookAhead:
+            return runs.setdefault(votes, LookAhead(self._step, state, votes, keep=sent.weights.numel() <= _KEPT))
+
+        start = find_start(
             self.engine,
             sent,
             ladder,
             (self.cohorts.voters(t + i, ladder.voices) for i in range(ladder.voices)),
             (lambda task: float(task.examples)) if self.weighting == "examples" else (lambda _: 1.0),
             Panel(self.engine, self.cohorts.judges(t, PANEL), sent, sent.weights),
-            lambda votes: LookAhead(self._step, state, votes),
+            run,
             self.rounds,
         )
+        self._known = runs[start.votes].kept if start.votes in runs else deque()
+        own = list(self._known)[: self.rounds or None]
+        return start._replace(trials=start.trials - sum(step.total.sent for _, step in own))
 
     def evaluate(self) -> dict[str, float]:
         """Mean loss and accuracy (a fraction) on the task's test set."""

@@ -3,7 +3,7 @@
     vote   ten clients try rates, each by itself, and vote for their best (climbing.py, ``automatic.ladder``)
     check  the mean of their updates at each rate up to that, by its loss on a panel of many clients
     race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, or 24 if by then none
-           has gained enough to tell, and the panel says which is best. Nothing is kept but the rate.
+           has gained enough to tell, and the panel says which is best. Its rounds are the first of the run.
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
 The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
