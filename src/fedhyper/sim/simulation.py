@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -64,7 +65,7 @@ class Step(NamedTuple):
     total: Aggregate
     delta: Tensor | None
     decision: Decision
-    trained: float  # when the clients were done
+    seconds: tuple[float, float]  # of training, and of what the server made of it
 
 
 class LookAhead:
@@ -222,6 +223,8 @@ class Simulation:
         state, started = self._state, time.perf_counter()
         ladder = self.method.plan.ladder if state.loop.climbs else None
         start = None if ladder is None else self._find_start(ladder)
+        # a round that the start has made is counted where it belongs, not in the first
+        searched = 0.0 if start is None else time.perf_counter() - started - sum(sum(s.seconds) for s in self._own())
         step = self._known_step() or self._step(state, None if start is None else start.votes)
         stepped = time.perf_counter()
         scores = self._evaluate(step.state) if evaluate else {"test_loss": None, "accuracy": None}
@@ -244,8 +247,8 @@ class Simulation:
                 "update_norm": norm,
                 "train_loss": total.train_loss,
                 **scores,
-                "seconds_train": step.trained - started,
-                "seconds_aggregate": stepped - step.trained,
+                "seconds_train": searched + step.seconds[0],
+                "seconds_aggregate": step.seconds[1],
                 "seconds_evaluate": done - stepped,
                 "bytes_up": total.sent * (payload + 3 * _SCALAR_BYTES),
                 "bytes_down": total.sent * down,
@@ -264,7 +267,11 @@ class Simulation:
         if step is None or before is not self._state:
             self._known.clear()
             return None
-        return step._replace(trained=time.perf_counter())
+        return step
+
+    def _own(self) -> list[Step]:
+        """The rounds of this run that the start has made."""
+        return [step for _, step in islice(self._known, self.rounds or None)]
 
     def _spent(self, times: int) -> dict[str, float]:
         """ε so far, in a private run."""
@@ -282,7 +289,7 @@ class Simulation:
 
     def _step(self, state: RunState, votes: Votes | None = None) -> Step:
         """The round after ``state``, which stays as it is; ``votes`` are those of a start."""
-        plan, sent = self.method.plan, self._sent(state)
+        plan, sent, started = self.method.plan, self._sent(state), time.perf_counter()
         if votes and plan.ladder is not None:
             sent = sent._replace(local_lr=plan.ladder.rate(votes[0][0]))
 
@@ -313,7 +320,7 @@ class Simulation:
             new = new._replace(delta=report.delta, counters=total.counters(state.counters), carried_lr=carried)
         elif decision.action == "rollback":
             new = new._replace(delta=0.0)
-        return Step(new, sent, total, report.delta, decision, trained)
+        return Step(new, sent, total, report.delta, decision, (trained - started, time.perf_counter() - trained))
 
     def _find_start(self, ladder: Ladder) -> Start:
         """Clients of this round, and of the next ones if these are few, try rates out at the weights of this one."""
@@ -342,8 +349,7 @@ class Simulation:
             self.rounds,
         )
         self._known = runs[start.votes].kept if start.votes in runs else deque()
-        own = list(self._known)[: self.rounds or None]
-        return start._replace(trials=start.trials - sum(step.total.sent for _, step in own))
+        return start._replace(trials=start.trials - sum(step.total.sent for step in self._own()))
 
     def evaluate(self) -> dict[str, float]:
         """Mean loss and accuracy (a fraction) on the task's test set."""
