@@ -43,7 +43,7 @@ from fedhyper.storage.record import RoundRecord, finite
 from fedhyper.storage.restoring import check_state
 
 _SCALAR_BYTES = 8
-_KEPT = 1 << 19  # weights up to which the rounds of a start are kept, some 400 MB at most, and not trained again
+_KEPT = 1 << 19  # weights up to which the rounds of a start are kept and not trained again: 8 MB a round of each rate
 
 
 class RunState(NamedTuple):
