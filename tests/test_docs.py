@@ -84,6 +84,24 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     assert [target for target in inside if target and not (page.parent / target).exists()] == []
 
 
+def _places(page: Path) -> set[str]:
+    """What may stand behind # in a link to a page, on GitHub and on the site: headings; <a id> is GitHub's alone."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings_that_are_there(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    targets = [match["target"].split("#") for match in LINK.finditer(text) if "#" in match["target"]]
+    inside = [
+        (page.parent / name if name else page, place) for name, place in targets if not re.match(r"[a-z]+:", name)
+    ]
+    lost = [f"{file.name}#{place}" for file, place in inside if file.suffix == ".md" and place not in _places(file)]
+    assert lost == []
+
+
 def _output(script: str, cwd: Path) -> str:
     path = str(ROOT / script)
     done = subprocess.run([sys.executable, path], cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
