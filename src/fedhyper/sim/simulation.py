@@ -6,9 +6,8 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from fedhyper.automatic.ladder import Ladder
 from fedhyper.client.vectors import FlatModel
 from fedhyper.errors import UserError
 from fedhyper.guard import NORM_CAP
-from fedhyper.loop import Decision, LoopState, ServerLoop
+from fedhyper.loop import LoopState, ServerLoop
 from fedhyper.privacy import RUNGS, Privacy
 from fedhyper.sim.aggregate import Aggregate, judged
 from fedhyper.sim.climbing import Votes, climb
@@ -37,6 +36,7 @@ from fedhyper.sim.models import check_batches
 from fedhyper.sim.private import PrivateAggregate
 from fedhyper.sim.rng import generator
 from fedhyper.sim.robust import Kind
+from fedhyper.sim.rounds import LookAhead, RunState, Step
 from fedhyper.sim.start import PANEL, Panel, Start, find_start
 from fedhyper.storage.checkpoint import from_plain, to_plain
 from fedhyper.storage.record import RoundRecord, finite
@@ -44,52 +44,6 @@ from fedhyper.storage.restoring import check_state
 
 _SCALAR_BYTES = 8
 _KEPT = 1 << 19  # weights up to which the rounds of a start are kept and not trained again: 8 MB a round of each rate
-
-
-class RunState(NamedTuple):
-    """Everything that changes. A round makes a new one; nothing is changed in place."""
-
-    loop: LoopState  # weights, rates, what the server remembers
-    delta: Tensor | float  # Δ_t-1, for CL's clients; 0: there is none
-    counters: Tensor  # integer buffers: the largest of the clients'
-    carried_lr: float  # median of the clients' final rates (CL with carry); NaN: not in use
-    clip: float = math.nan  # C of the next round, in a private run
-    released: int = 0  # and how often something was told with noise: once a round, twice where votes were counted
-
-
-class Step(NamedTuple):
-    """A round that was computed: the state after it, and what its record is made of."""
-
-    state: RunState
-    sent: Sent
-    total: Aggregate
-    delta: Tensor | None
-    decision: Decision
-    seconds: tuple[float, float]  # of training, and of what the server made of it
-
-
-class LookAhead:
-    """A run from ``state`` on, at the rate of ``votes``, those of its first round.
-
-    Its rounds are the run's own if that is the rate that is found, so they are kept if ``keep``: (state, step) each.
-    """
-
-    def __init__(
-        self, step: Callable[[RunState, Votes | None], Step], state: RunState, votes: Votes, *, keep: bool
-    ) -> None:
-        self.trials = 0
-        self.kept: deque[tuple[RunState, Step]] = deque()
-        self._step, self._state, self._keep = step, state, keep
-        self._votes: Votes | None = votes
-
-    def step(self) -> Tensor | None:
-        """What is kept after one round more, the mean of the last rounds; None where it had no usable update."""
-        step = self._step(self._state, self._votes)
-        if self._keep:
-            self.kept.append((self._state, step))
-        self._state, self._votes = step.state, None
-        self.trials += step.total.sent
-        return None if step.delta is None else step.state.loop.mean.weights
 
 
 class Simulation:
