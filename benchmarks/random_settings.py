@@ -6,6 +6,11 @@ Setting k is a function of k alone: task, model, clients, local work, rounds, sp
 optimizer is drawn too. The rivals' local rate climbs a grid √10 apart until two in a row are worse, on either side, and
 is chosen on the test set; their global rate is 1. A score is the mean of the last three evaluations, in percent. What
 is in the file already is not run again; settings with real images need FEDHYPER_DATA.
+
+    python benchmarks/random_settings.py --first 0 --count 37 --served --out build/served.jsonl
+
+has ``fedhyper`` where its clients train once a round and nothing can be looked ahead at, as in Flower: ``Server`` over
+the same clients, which report their loss before they train, over all their data, and the mean over their steps.
 """
 
 from __future__ import annotations
@@ -14,14 +19,22 @@ import argparse
 import json
 import random
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+import torch
+
+from fedhyper import Server
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.build import make_simulation
+from fedhyper.sim.engines.base import ClientTask, Indices, Sent
+from fedhyper.sim.rng import generator
 
 RIVALS = ("fedavg", "fedavgm")
+SERVED = "fedhyper, clients that train once"
 OPTIMIZERS_FROM = 1000
 
 
@@ -75,6 +88,47 @@ def score(setting: dict[str, Any], method: str, **keys: Any) -> float:
     return mean(seen[-3:])
 
 
+def served(setting: dict[str, Any]) -> float:
+    """The same score for ``fedhyper.Server`` over the simulator's clients, in an order of chance."""
+    config = make_config({**setting, "method": "fedhyper"})
+    simulation = make_simulation(config, workers=1)
+    engine, start, seen = simulation.engine, simulation.server_state.now, []
+    server = Server(start.weights, rounds=config.rounds)
+    counters = torch.empty(0, dtype=torch.int64)
+    try:
+        for t in range(config.rounds):
+            tasks = simulation.cohorts.tasks(t)
+            tasks = [tasks[i] for i in generator(config.seed, "served", t).permutation(len(tasks))]
+            sent = Sent(server.weights, start.statistics, counters, 1e-30, None, len(tasks))
+            whole = [one._replace(batches=[own(one)], width=one.examples) for one in tasks]
+            before = [reply.first_loss for reply in engine.train(whole, sent)]
+            rates = server.rates(len(tasks))
+            replies = {}
+            for rate in sorted(set(rates)):
+                some = [i for i, other in enumerate(rates) if other == rate]
+                answers = engine.train([tasks[i] for i in some], sent._replace(local_lr=rate))
+                replies |= dict(zip(some, answers, strict=True))
+            answers = [replies[i] for i in range(len(tasks))]
+            server.step(
+                [reply.delta for reply in answers],
+                loss=before,
+                train_loss=[reply.mean_loss for reply in answers],
+                examples=None if config.weighting == "uniform" else [reply.examples for reply in answers],
+            )
+            if (t + 1) % config.eval_every == 0 or t + 1 > config.rounds - 3:
+                kept = sent._replace(weights=server.averaged)
+                seen.append(100 * engine.evaluate(kept)[1])
+    finally:
+        simulation.close()
+    return mean(seen[-3:])
+
+
+def own(task: ClientTask) -> Indices:
+    """All examples of a client, in the order of the first pass."""
+    steps = -(-task.examples // task.width)
+    return np.concatenate(list(islice(task.batches, steps)))
+
+
 def tuned(run: Callable[[float], float], begin: int) -> tuple[float, float]:
     """The best score and its rate: the grid is climbed from √10^``begin`` until two in a row are worse."""
     got = {begin: run(10 ** (begin / 2))}
@@ -93,6 +147,8 @@ def tuned(run: Callable[[float], float], begin: int) -> tuple[float, float]:
 def judge(k: int, method: str) -> dict[str, Any]:
     """One method in setting ``k``."""
     setting = draw(k)
+    if method == SERVED:
+        return {"k": k, "method": method, "score": served(setting)}
     if method not in RIVALS:
         return {"k": k, "method": method, "score": score(setting, method)}
     begin = -5 if setting.get("local_optimizer", "").startswith("adam") else -2
@@ -138,8 +194,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first setting")
     parser.add_argument("--count", type=int, default=37, help="how many settings")
     parser.add_argument("--method", default="fedhyper", help="the method that is judged")
+    parser.add_argument("--served", action="store_true", help="fedhyper where clients train once a round")
     parser.add_argument("--out", type=Path, default=Path("build/random.jsonl"), help="results, a line each")
     chosen = parser.parse_args()
+    chosen.method = SERVED if chosen.served else chosen.method
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.loads(line) for line in chosen.out.read_text().splitlines()] if chosen.out.exists() else []
     known = {(line["k"], line["method"]) for line in lines}

@@ -16,6 +16,7 @@ from fedhyper import Auto, Momentum, RoundReport, Seen, Server, ServerLoop, auto
 from fedhyper.automatic.damage import Damage
 from fedhyper.automatic.follow import Follow
 from fedhyper.automatic.ladder import HIGHEST, LOWEST, TRIED, Ladder
+from fedhyper.plan import PlanState
 
 ODD = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 1e300)
 
@@ -105,81 +106,9 @@ def test_a_minority_of_liars_moves_the_rate_a_rung_beyond_the_honest_at_most(
     assert min(honest) - 1 - 1e-9 <= rung <= max(honest) + 1e-9
 
 
-def test_where_clients_train_once_they_try_one_rung_each() -> None:
-    ladder = Ladder()
-    low, high = ladder.rung(1e-5), ladder.rung(10.0)
-    assert ladder.spread(13, 0, 0.1) == list(range(low, high + 1))
-    assert set(ladder.spread(40, 0, 0.1)) == set(ladder.spread(13, 0, 0.1))
-    assert ladder.spread(3, 0, 0.1) == [low, (low + high) // 2, high]
-    assert ladder.spread(3, 1, 0.1) == [-5, -2, 1]  # around 0.1, half as far apart, and again
-    assert ladder.spread(3, 9, 0.1) == [-3, -2, -1]
-    assert ladder.spread(2, 0, 0.1) == []  # too few to compare
-
-
-def test_what_single_tries_lead_to() -> None:
-    rungs, first = [-4, -3, -2, -1, 0, 1], [2.0] * 6
-    means = [1.9, 1.6, 1.0, 1.1, 8.0, math.nan]
-    found = Ladder().weigh(rungs, means, first)
-    assert {rung for rung, _ in found.votes} == {-1}  # gains .1 .4 1 .9 -6 -inf, in units of .9, with the rung below
-    assert found.used == {1, 2, 3}  # from the best down to two rungs below
-    assert Ladder().weigh(rungs, [2.1] * 6, first) == (frozenset({0}), ())  # nothing gained: nobody votes
-    shifted = Ladder().weigh(rungs, [mean - 10 for mean in means], [-8.0] * 6)
-    assert (shifted.used, shifted.votes[0][0]) == (found.used, found.votes[0][0])  # only differences count
-    without = Ladder().weigh(rungs, [2.0, 1.9, 1.0, 1.1, 8.0, math.nan])
-    assert without.votes[0][0] == -1  # the lower rungs' losses stand for what clients began with
-
-
-def weighed(rungs: list[int], gains: list[float]) -> tuple[int, float, int, frozenset[int]]:
-    """The rung voted for, what it gained, how many vote for it, and whose updates are used."""
-    found = Ladder().weigh(rungs, [100.0 - gain for gain in gains], [100.0] * len(gains))
-    assert len(set(found.votes)) == 1
-    return found.votes[0][0], pytest.approx(found.votes[0][1]), len(found.votes), found.used
-
-
-def test_a_rungs_gain_counts_in_units_of_the_second_best_and_with_the_rung_below() -> None:
-    rungs = [-4, -3, -2, -1, 0]
-    # 0 50 .2 .35 .3 in units of .35: 0 1 .57 1 .86, with the one below 0 1 1.57 1.57 1.86; the liar's 50 sets nothing
-    assert weighed(rungs, [0.0, 50.0, 0.2, 0.35, 0.3]) == (0, 0.3, 5, {2, 3, 4})
-    # 0 .6 -9 1 -9 in units of .6, clipped: 0 1 -1 1 -1, with the one below 0 1 0 0 0
-    assert weighed(rungs, [0.0, 0.6, -9.0, 1.0, -9.0]) == (-3, 0.0, 5, {0, 1})
-    # four rungs: in units of the best, 0 .01 0 1, with the one below 0 .01 .01 1
-    assert weighed(rungs[:4], [0.0, 0.01, 0.0, 1.0]) == (-1, 0.01, 4, {1, 2, 3})
-
-
-def test_on_a_plateau_the_highest_rung_that_is_no_worse_is_used() -> None:
-    # those that hardly moved differ by .2, so .4 is noise: the second best, .2, is; only one client says 1
-    gains = [-0.2, 0.2, -0.2, 0.2, 0.1, 0.1, 1.0, 0.1, -0.3]
-    assert weighed(list(range(-8, 1)), gains) == (0, 0.1, 9, {6, 7, 8})
-
-
-def test_the_lower_half_of_the_rungs_stands_for_what_clients_began_with() -> None:
-    found = Ladder().weigh([-4, -3, -2, -1, 0, 1], [2.0, 3.0, 3.5, 1.0, 1.1, 8.0])
-    assert found.votes[0] == (0, pytest.approx(1.9))  # 3, the median of 2, 3, 3.5, less 1.1
-
-
-def test_votes_lead_to_a_rung_and_few_clients_need_more_rounds() -> None:
-    ladder = Ladder()
-    assert [ladder.voted([rung] * 10) for rung in (-7, -2, 0, 1)] == [-7, -2, 0, 1]
-    assert ladder.voted([]) is None
-    # 1e-5 to 10 are twelve rungs: 6, 3 or 2 apart, halved until they are neighbours; with ten voices one round does
-    assert [ladder.rounds(clients) for clients in (2, 3, 5, 9, 10)] == [0, 4, 3, 2, 1]
-
-
-def test_a_round_that_tells_nothing_leaves_a_short_run_at_its_own_rate() -> None:
-    ladder, rungs = Ladder(), [-10, -10, -8, -8, -6, -6, -4, -2, 0, 2]
-    means = [2.30, 2.31, 2.31, 2.30, 2.30, 2.31, 2.315, 2.317, 2.34, 2.9]  # nobody gains twice 0.01
-    own = ladder.untold(rungs, means, None, 0.002)
-    assert own == {2, 3, 4, 5}  # at the rung below 0.002, which is -6, and two below that
-    assert ladder.untold(rungs, [m - 7 for m in means], None, 0.002) == own  # only differences count
-    for liar in (-1e9, 1e9, math.nan):  # one of those that hardly moved
-        assert ladder.untold(rungs, [liar, *means[1:]], None, 0.002) == own
-    assert ladder.untold(rungs, means, None, 10.0) == frozenset()  # that rate did harm
-    assert ladder.untold(rungs, [*means[:7], 2.2, *means[8:]], None, 0.002) == frozenset()  # this one stands out
-    assert ladder.untold([-10, -7, -4, -1, 2], [2.3, 2.31, 2.3, 2.31, 5.0], None, 0.002) == frozenset()  # a first look
-    assert ladder.untold(rungs, [math.nan] * 10, None, 0.002) == frozenset()
-
-
-# --- follow -------------------------------------------------------------------------------------------------------
+def test_votes_lead_to_a_rung() -> None:
+    assert [Ladder().voted([rung] * 10) for rung in (-7, -2, 0, 1)] == [-7, -2, 0, 1]
+    assert Ladder().voted([]) is None
 
 
 @given(st.lists(st.floats(-1, 1) | st.sampled_from(ODD[:3]), max_size=300))
@@ -337,20 +266,67 @@ def test_where_the_start_tells_little_a_rate_far_too_low_rises_a_rung_a_round_fo
         assert state.local_lr == pytest.approx(highest, rel=0.01) if climbed else 1e3 < state.local_lr < 1e6
 
 
-def test_one_try_a_client_starts_a_rung_lower() -> None:
-    plan, votes = auto(), ((-2, 0.1),) * 10
-    rates = [
-        plan.update(plan.init(), Seen([1.0], 0.0, (1.0,), 1.0, votes, climbed)).local_lr for climbed in (True, False)
-    ]
-    assert rates == pytest.approx([0.1, 0.1 / 10**0.5])
+def test_where_clients_train_once_the_start_waits_until_the_best_has_neighbours() -> None:
+    plan, seen = auto(), Seen(0.0, losses=(2.0, 2.1, 1.9))
+    state = plan.update(plan.init(), seen._replace(votes=((-10, 0.0), (-4, 0.2), (2, -5.0))))
+    assert (state.climbs, state.local_lr, state.tried) == (True, 0.01, ((-10, 0.0), (-4, 0.2), (2, -5.0)))
+    state = plan.update(state, seen._replace(votes=((-6, 0.1), (-2, 0.5), (0, 0.3))))
+    assert state.climbs is False
+    assert state.local_lr == pytest.approx(0.1)
+    assert state.memory.damage.first == 2.0
+    assert state.tried == ()
 
 
-def test_a_start_nobody_votes_in_ends() -> None:
-    plan, state = auto(), auto().init()
-    for _ in range(10):
+def test_the_start_ends_when_the_run_is_too_short_for_more_and_when_nothing_can_be_told() -> None:
+    plan = auto()
+    early = plan.update(plan.init(), Seen(0.0, votes=((-10, 0.0), (-4, 0.2), (2, -5.0)), enough=True))
+    assert (early.climbs, early.local_lr) == (False, pytest.approx(0.01))
+    for votes in ((), ((-10, 0.0), (-4, 0.0), (2, 0.0)), ((-10, math.nan),)):
+        nothing = plan.update(plan.init(), Seen(0.0, losses=(1.0,), votes=votes))
+        assert (nothing.climbs, nothing.local_lr) == (False, 0.01)
+    state = plan.init()
+    for _ in range(10):  # one client a round whose gains lead upwards without end
         assert state.climbs
-        state = plan.update(state, Seen([1.0], [1.0], (1.0,), 1.0, ()))
-    assert plan.update(state, Seen([1.0], [1.0], (1.0,), 1.0, ())).climbs is False
+        state = plan.update(state, Seen(0.0, votes=((len(state.tried) - 4, 1.0 + len(state.tried)),)))
+    assert state.climbs is False
+
+
+def begun(
+    losses: tuple[float, ...] = (2.0, 2.1, 1.9, 2.0), votes: tuple[tuple[int, float], ...] | None = None
+) -> PlanState:
+    """A run whose clients trained once: rung -2 was found, it gained 0.5, and clients differ by 0.1."""
+    found = ((-4, 0.1), (-2, 0.5), (0, -1.0)) if votes is None else votes
+    return auto().update(auto().init(), Seen(0.0, losses=losses, votes=found, enough=True))
+
+
+def test_a_first_step_that_wrecks_the_model_is_undone_at_once_and_costs_a_rung_at_most_three_times() -> None:
+    plan, state, rates = auto(), begun(), []
+    wrecked = Seen([1.0], [1.0], (9.0, 9.0, 4.2))
+    for _ in range(5):
+        state = plan.update(state, wrecked)
+        rates.append(state.local_lr)
+        if state.verdict != "damaged":
+            break
+    assert rates[:3] == pytest.approx([10**-1.5, 10**-2, 10**-2.5])
+    assert min(rates) > 0.1 * 10**-1.6
+    # of two clients, or not four times as far up as a client gains: it is not
+    assert plan.update(begun(), wrecked._replace(losses=(9.0, 9.0))).verdict != "damaged"
+    assert plan.update(begun(), wrecked._replace(losses=(3.9, 3.9, 3.9))).verdict != "damaged"
+
+
+def test_the_rate_rises_only_while_nothing_happens() -> None:
+    plan = auto()
+
+    def after(losses: tuple[float, ...], h: float, state: PlanState) -> float:
+        return plan.update(state, Seen([h, math.sqrt(1 - h * h)], [1.0, 0.0], losses)).local_lr / state.local_lr
+
+    assert after((2.0, 2.0, 2.0), 0.95, begun()) > 3  # the last update over again
+    assert after((1.5, 1.5, 1.5), 0.95, begun()) < 1.3  # the same, but it helps
+    assert after((2.0, 2.0, 2.0), 0.5, begun()) < 1.3
+    told_nothing = begun(votes=((-4, 0.0), (-2, 0.0), (0, 0.0)))
+    assert after((2.0,) * 9, 0.0, told_nothing) == 1
+    assert after((2.0,) * 10, 0.0, told_nothing) == pytest.approx(10**0.5)  # ten have been heard, and nothing happened
+    assert after((2.0,) * 10, 0.0, begun()) == 1
 
 
 @given(

@@ -42,6 +42,7 @@ class RoundReport(NamedTuple):
                 whether the rate that was given is to be kept to within a rung
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
+    enough      whether trying rates out, one a client, is to end with this round: a run must not be all start
     refuted     whether the host, on a rollback, asked many clients and found nothing damaged: the same report with
                 this set, to the same state, goes on instead
     """
@@ -56,6 +57,7 @@ class RoundReport(NamedTuple):
     aggregate: Array | None = None
     stepped: Array | None = None
     refuted: bool = False
+    enough: bool = False
 
 
 class Decision(NamedTuple):
@@ -141,11 +143,18 @@ class ServerLoop:
     def update(self, state: LoopState, report: RoundReport) -> tuple[LoopState, Decision]:
         """The state after a round, and what was done in it."""
         delta = report.delta
-        if delta is None:
+        trying = state.climbs and report.votes is not None and not report.climbed
+        if trying:  # one rate each, all at these weights, which stay until that has told enough
+            seen = Seen(0.0, 0.0, report.losses, votes=report.votes, enough=report.enough)
+            plan = self.plan.update(state.plan, seen)
+            if delta is None or plan.climbs:
+                return _decided(state._replace(round=state.round + 1, plan=plan, idle=0), "idle", forget=False)
+        elif delta is None:
             return self._idle(state, refused=report.refused > 0)
-        sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
-        seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed, report.refuted)
-        plan = self.plan.update(state.plan, seen)
+        else:
+            sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
+            seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed, report.refuted)
+            plan = self.plan.update(state.plan, seen)
         if plan.verdict == "damaged":
             good, fresh = state.good, self.steps_with.init()
             back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)

@@ -30,6 +30,7 @@ class Seen(NamedTuple):
     votes    (rung, what was gained) of each client that tried rates out; None: none could
     climbed  whether each of them tried several rates by itself
     refuted  whether many clients were asked after these losses raised an alarm, and there is no damage
+    enough   whether trying rates out is to end with this round
     """
 
     delta: Array
@@ -39,6 +40,7 @@ class Seen(NamedTuple):
     votes: tuple[tuple[int, float], ...] | None = None
     climbed: bool = False
     refuted: bool = False
+    enough: bool = False
 
 
 class PlanState(NamedTuple):
@@ -58,6 +60,16 @@ class PlanState(NamedTuple):
     hypergrad: float
     memory: Any
     climbs: bool = False
+
+    @property
+    def tried(self) -> tuple[tuple[int, float], ...]:
+        """(rung, gain) of the clients that have tried a rate each so far, while the weights wait for them."""
+        return getattr(self.memory, "tried", ())
+
+    @property
+    def first(self) -> float:
+        """The loss at those weights; NaN: nobody has said."""
+        return getattr(self.memory, "first", math.nan)
 
 
 class Plan(Protocol):

@@ -7,8 +7,8 @@
         server.step([update of each], loss=[before it trained], train_loss=[mean of its local steps])
     evaluate(server.averaged)
 
-In the first round the clients try different rates out, which is what ``train_loss`` is for; from then on all of
-``server.rates(n)`` are ``server.local_lr``.
+In the first round, or rounds where few clients take part, the clients try different rates out, which is what
+``train_loss`` is for, and the weights wait; from then on all of ``server.rates(n)`` are ``server.local_lr``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
 from fedhyper.automatic.auto import auto
-from fedhyper.automatic.ladder import Tried
+from fedhyper.automatic.tries import PART, Tries, gains_of
 from fedhyper.averages import Averaging
 from fedhyper.guard import NORM_CAP, all_finite, bounded, fair_weights, judging_weights, not_against
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
@@ -37,6 +37,7 @@ class Server:
     statistics  averaged and never stepped, such as BatchNorm's, in the form of ``weights``; 0.0: there are none
     norm_cap    strongest pull of a client (weight × length of its update), in medians of the round; raising it cuts
                 less, 0 cuts nothing, nor does any rule of ``fedhyper.guard``. Only where ``step`` is given each update
+    rounds      how many there will be: at most a fifth of them is spent on trying rates out; 0: nobody knows
     """
 
     def __init__(
@@ -48,10 +49,13 @@ class Server:
         average: Averaging | None = None,
         statistics: Array = 0.0,
         norm_cap: float = NORM_CAP,
+        rounds: int = 0,
     ) -> None:
         if not (is_number(norm_cap) and 0 <= norm_cap < math.inf):
             raise ValueError(f"norm_cap must be a finite number of at least 0, got {norm_cap!r}")
-        self.norm_cap = norm_cap
+        if not (is_number(rounds) and 0 <= rounds < math.inf):
+            raise ValueError(f"rounds must be a whole number of at least 0, got {rounds!r}")
+        self.norm_cap, self.rounds = norm_cap, rounds
         self.loop = ServerLoop(auto() if plan is None else plan, optimizer, average)
         self.state: LoopState = self.loop.init(weights, statistics)
         self._rungs: list[int] = []  # what the clients of this round try out
@@ -86,8 +90,8 @@ class Server:
         ladder = self.loop.plan.ladder
         if not self.state.climbs or ladder is None:
             return [self.local_lr] * clients
-        self._rungs = ladder.spread(clients, self.state.averaged, self.local_lr)
-        return [ladder.rate(rung) for rung in self._rungs] or [self.local_lr] * clients
+        self._rungs = Tries(ladder, self.state.plan.tried).spread(clients)
+        return [ladder.rate(rung) for rung in self._rungs]
 
     def step(
         self,
@@ -116,12 +120,16 @@ class Server:
             usable = all_finite(update)
             report = RoundReport(update if usable else None, losses, sq_norm, statistics, refused=not usable)
         else:
-            ladder, tried = self.loop.plan.ladder, None
+            ladder, near, votes = self.loop.plan.ladder, list(range(len(update))), None
             if ladder is not None and rungs and train_loss is not None:
-                first = None if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
-                tried = ladder.weigh(rungs, list(map(float, train_loss)), first)
-            rates = None if tried is None or ladder is None else [ladder.rate(rung) for rung in rungs]
-            report = _summed_up(list(update), loss, examples, tried, statistics, rates, self.norm_cap)
+                before = [None] * len(rungs) if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
+                gains = gains_of(rungs, list(map(float, train_loss)), before, self.state.plan.first)
+                votes = tuple(zip(rungs, gains, strict=True))
+                near = sorted(Tries(ladder, (*self.state.plan.tried, *votes)).used(rungs, gains))
+            rates = None if votes is None or ladder is None else [ladder.rate(rung) for rung in rungs]
+            report = _summed_up(list(update), loss, examples, near, statistics, rates, self.norm_cap)
+            last = self.rounds > 0 and self.round + 1 >= self.rounds // PART
+            report = report._replace(votes=votes, enough=last)
         self.state, decision = self.loop.update(self.state, report)
         return decision
 
@@ -149,12 +157,12 @@ def _summed_up(
     updates: list[Array],
     losses: float | Sequence[float] | None,
     examples: Sequence[float] | None,
-    tried: Tried | None,
+    near: Sequence[int],
     statistics: Sequence[Array] | None,
     rates: Sequence[float] | None,
     norm_cap: float,
 ) -> RoundReport:
-    """The means over the clients whose update is finite, and that tried no rate far from the best.
+    """The means over the clients whose update is finite: of those ``near``, which tried no rate far from the best.
 
     None of them weighs more than its share: where they tried ``rates`` out, a length counts in units of its rate.
     """
@@ -166,11 +174,10 @@ def _summed_up(
     given = [] if losses is None else [float(losses)] if is_number(losses) else list(map(float, losses))  # type: ignore[arg-type]
     if len(given) not in (0, len(updates)) and not is_number(losses):
         raise ValueError(f"loss has {len(given)} numbers for {len(updates)} updates; give one for each client")
-    near = range(len(updates)) if tried is None else sorted(tried.used)
     usable = [i for i in near if shares[i] > 0 and all_finite(updates[i])]
-    refused = 0 if tried is not None else len(updates) - len(usable)  # rates tried out may well have been too high
+    refused = 0 if rates is not None else len(updates) - len(usable)  # rates tried out may well have been too high
     if not usable:
-        return RoundReport(refused=refused)
+        return RoundReport(losses=tuple(given), refused=refused)
     squares = [float(inner(updates[i], updates[i])) for i in usable]
     fair = [shares[i] for i in usable]
     if norm_cap:
@@ -183,9 +190,8 @@ def _summed_up(
     parts = _parts(usable, fair)
     delta = _mean(updates, parts)
     sq_norm = sum(part * sq for part, sq in zip(parts.values(), squares, strict=True))
-    votes = None if tried is None else tried.votes
     averaged = None if statistics is None else _mean(statistics, parts)
-    return RoundReport(delta, tuple(given), sq_norm, averaged, refused=refused, votes=votes)
+    return RoundReport(delta, tuple(given), sq_norm, averaged, refused=refused)
 
 
 def _parts(usable: Sequence[int], weights: Sequence[float]) -> dict[int, float]:

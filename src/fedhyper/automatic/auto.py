@@ -8,14 +8,15 @@
     step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − M_t                       optimizers.py
     keep     a mean over about the last quarter of the run                            averages.py
 
-Where clients cannot climb, each tries one rate, or the rate given is all there is; with fewer than ``voices`` of them a
-round the start takes several rounds. That tells less: the run then begins a rung lower, may move by four, and for its
-first rounds rises a rung whenever an update is the last one over again.
+Where clients train once a round, each tries one rate while the weights wait (tries.py). Nobody can be asked there, so a
+first step that wrecks the model is undone at once and costs a rung; and where nothing could be told by a round, the
+rate that was given rises while nothing happens. Where votes cannot be seen, that rate is all there is.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import ClassVar, Literal, NamedTuple
@@ -24,12 +25,15 @@ from fedhyper.arrays import cosine
 from fedhyper.automatic.damage import Damage, DamageState
 from fedhyper.automatic.follow import Follow
 from fedhyper.automatic.ladder import HIGHEST, LOWEST, Ladder
+from fedhyper.automatic.tries import NEAR, Tried, Tries
 from fedhyper.averages import LastRounds
 from fedhyper.optimizers import Momentum
 from fedhyper.plan import PlanState, Seen
 from fedhyper.settings import check_settings, setting
 
 LINEAR = 0.9  # a cosine above which an update is the last one over again: the rate is far too low
+ALARM = 4.0  # times what a client gains by itself, or clients differ by: a loss so far above the first is a wreck
+LOWER = 3  # rungs that harm may take from what clients found by trying once: a rate that does nothing is no way out
 MOST_CUTS = 2.0  # rungs: a rate ten times too high by the votes is reached, and a floor to come back from
 
 
@@ -47,6 +51,16 @@ class AutoState(NamedTuple):
     damage: DamageState = DamageState()
     climbed: bool = False  # whether the votes are those of clients that tried several rates each
 
+    @property
+    def tried(self) -> Tried:
+        """In the start of clients that train once: what they have tried so far, at the weights they were all sent."""
+        return tuple(zip(self.votes, self.gains, strict=True)) if self.phase == "start" and not self.climbed else ()
+
+    @property
+    def first(self) -> float:
+        """The loss at those weights; NaN: nobody has said."""
+        return self.damage.first
+
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
@@ -54,7 +68,8 @@ class Auto:
 
     Seven constants, none of them a rate: ratio, voices, ahead, gain, share, momentum, recency. Fixed besides: at most
     two rungs for damage; in the simulator's start a panel of 50 and a race of up to 24 rounds, until half of what a
-    client gains is gained; where clients train once a start one rung lower, four rungs to move, a rise while h > 0.9.
+    client gains is gained; where clients train once what tries.py says, an alarm at four times what a client gains, at
+    most three rungs for harm, two to follow, a rise while h > 0.9 or nothing happens.
     """
 
     local_lr: float = setting(0.01, "a hint, used only where clients cannot try rates out", above=0)
@@ -109,36 +124,82 @@ class Auto:
     def update(self, state: PlanState, seen: Seen) -> PlanState:
         """Count votes, judge the weights, follow the hypergradient."""
         old, ladder = state.memory, self.ladder
+        if old.phase == "start" and seen.votes is not None and not seen.climbed:
+            return self._try(state, seen)
         votes, gains, base = old.votes, old.gains, old.base
         if old.phase == "start" and seen.votes is not None:
             usable = [(rung, gain) for rung, gain in seen.votes if LOWEST <= rung <= HIGHEST]
             votes = (*votes, *(rung for rung, _ in usable))
             gains = (*gains, *(gain for _, gain in usable if 0 <= gain < math.inf))
-            # one try a client tells less: a rung lower, from where the hypergradient leads up better than down
-            base = ladder.settle(votes) / (1 if seen.climbed else self.ratio) if votes else base
+            base = ladder.settle(votes) if votes else base
         # enough have voted, or nobody ever will: a host that shows no votes is not waited for
         starting = old.phase == "start" and seen.votes is not None and len(votes) < self.voices and old.t < self.voices
         phase: Literal["start", "follow"] = "start" if starting else "follow"
 
-        unit = median_low(gains) if gains else 0.0
-        damage = Damage(self.share, self.voices).update(old.damage, seen.losses, unit, refuted=seen.refuted)
+        climbed, unit = old.climbed or seen.climbed, median_low(gains) if gains else 0.0
+        if not climbed and old.t == 1 and unit == old.damage.margin == 0:  # too few have said what they began with
+            old = old._replace(damage=old.damage.differing(seen.losses))
+        alarm = math.inf if climbed else ALARM * max(unit, old.damage.margin)
+        unit = max(unit, ALARM * old.damage.margin)  # 0 where clients climbed
+        damage = Damage(self.share, self.voices).update(
+            old.damage,
+            seen.losses,
+            unit,
+            refuted=seen.refuted,
+            alarm=alarm if alarm > 0 and old.t < 2 * self.voices and base > self._least(old) else math.inf,
+        )
         h = float(cosine(seen.delta, seen.before))
         known = old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage)
-        if damage.verdict == "damaged":
+        least = 0.0 if climbed else self._least(old)
+        early = not climbed and old.t <= self.voices and base > least  # of a start that tells less: not an accident
+        if damage.verdict == "damaged" and not early:
             return self._cut(state, known)
-        if damage.verdict == "harmed":  # the start was wrong, and what it found is not come back to
-            lower = known._replace(t=old.t + 1, base=base / self.ratio)
+        if damage.verdict == "damaged" or damage.verdict == "harmed":  # the start was wrong: it is not come back to
+            lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least))
             return PlanState(1.0, self._rate(lower), "damaged", math.nan, lower, climbs=starting)
-        climbed = old.climbed or seen.climbed
-        if not (climbed or starting) and h > LINEAR and old.t < 2 * self.voices:
-            base *= self.ratio  # where the start tells little: nothing has happened yet, so nothing is risked
-        # what is known to within a rung is moved by a rung; what was tried once a client, or given, by four
-        c = Follow(self.ratio if climbed else self.ratio**4, self.gain, self.voices).update(old.c, h, old.t)
+        rises = not (climbed or starting) and self._idles(old, damage, seen.losses, h)
+        base = base * self.ratio if rises else base  # nothing has happened, so nothing is risked
+        # what is known to within a rung is moved by a rung; what was tried once a client by two, what was given by four
+        reach = 1 if climbed else 2 if votes else 4
+        c = Follow(self.ratio**reach, self.gain, self.voices).update(old.c, h, old.t)
         # it heals in the steps of the rate, which shrink: a rate that did damage is not soon come back to
         healed = max(0.0, old.cuts - 1 / ((old.t + self.voices) * old.times)) if old.times else 0.0
         heard = damage._replace(rounds=0, worse=0) if starting else damage  # rates only tried out may well do harm
+        heard = heard._replace(heard=()) if rises else heard  # what comes next is of another rate
         memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed)
         return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting)
+
+    def _try(self, state: PlanState, seen: Seen) -> PlanState:
+        """Clients tried one rate each. The weights wait (``climbs``) until that tells enough."""
+        old: AutoState = state.memory
+        usable = [(rung, gain) for rung, gain in seen.votes or () if LOWEST <= rung <= HIGHEST and math.isfinite(gain)]
+        tries = Tries(self.ladder, (*old.tried, *usable))
+        damage = Damage(self.share, self.voices).meet(old.damage, seen.losses)
+        if not (tries.done or seen.enough or old.t + 1 >= self.voices):
+            rungs, gains = zip(*tries.tried, strict=True)
+            waiting = old._replace(t=old.t + 1, votes=rungs, gains=gains, damage=damage)
+            return PlanState(1.0, state.local_lr, "good", 0.0, waiting, climbs=True)
+        best, found = tries.best(), tries.found
+        votes, gains = ((), ()) if best is None or found is None else ((found,), (best.gain,))
+        base = old.base if found is None else self.ladder.rate(found)
+        memory = AutoState("follow", 1, base, votes, gains, damage=Damage.met(damage))
+        return PlanState(1.0, base, "good", 0.0, memory)
+
+    def _least(self, memory: AutoState) -> float:
+        """The lowest rate that harm may lead to where clients trained once: below what they found, or was given."""
+        start = self.ladder.rate(memory.votes[0]) if memory.votes else self.local_lr * self.global_lr
+        return float(start * self.ratio ** (-LOWER - 0.01))
+
+    def _idles(self, old: AutoState, damage: DamageState, losses: Sequence[float], h: float) -> bool:
+        """Whether the rate is so low that nothing has happened yet: by losses, where it is known how far clients
+        differ, no more than twice that; and an update is the last one over again, or nothing was told about rates."""
+        if not old.votes and damage.margin == 0:  # single clients are not seen
+            return h > LINEAR and old.t < 2 * self.voices
+        if old.votes and old.base > self.ladder.rate(old.votes[0] + NEAR - 0.5):  # nearer to what did harm
+            return False
+        heard = (damage.heard, losses)
+        still = all(abs(median_low(some) - damage.first) <= 2 * damage.margin for some in heard if some)
+        return still and (h > LINEAR or (not old.votes and len(damage.heard) >= self.voices))
 
     def nonsense(self, state: PlanState) -> PlanState:
         """Every reply was refused: clients diverge. As damage, and they climb no more."""

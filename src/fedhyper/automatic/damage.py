@@ -3,7 +3,7 @@
     ℓ        median of the last ``voices`` clients' losses at the weights they were sent
     recent   median of the last ``voices`` ℓ that were believed
     damaged  ℓ − recent > max(share · (first − recent), unit, width)
-    harmed   ℓ > first in most of ``voices`` rounds, of twice as many the next time, and so on
+    harmed   ℓ > first + margin in most of ``voices`` rounds, of twice as many the next time, and so on
     good     neither ℓ nor this round's own median is above recent or first
 
 ``first`` is the first round's ℓ, ``unit`` what the median client gained in the start, ``width`` how far clients
@@ -42,6 +42,13 @@ class DamageState(NamedTuple):
     rounds: int = 0  # of the span in which harm is looked for
     worse: int = 0  # and in how many of them ℓ was above the first
     harms: int = 0  # how often it was found
+    margin: float = (
+        0.0  # what ℓ has to exceed ``first`` by to lie above it: how far clients differ at the first weights
+    )
+
+    def differing(self, losses: Sequence[float]) -> DamageState:
+        """The same, with how far these clients differ for a margin."""
+        return self._replace(margin=_width(losses))
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,30 @@ class Damage:
         """Nothing heard yet."""
         return DamageState()
 
-    def update(self, state: DamageState, losses: Sequence[float], unit: float, *, refuted: bool = False) -> DamageState:
-        """``losses``: each client's, or their mean; none: nothing is known, and nothing is held against the weights."""
+    def meet(self, state: DamageState, losses: Sequence[float]) -> DamageState:
+        """Losses at the first weights, while these wait: what everything later is compared with."""
+        heard = (*state.heard, *(loss for loss in losses if math.isfinite(loss)))
+        return state._replace(heard=heard, first=median_low(heard), margin=_width(heard)) if heard else state
+
+    @staticmethod
+    def met(state: DamageState) -> DamageState:
+        """The first weights wait no longer: what was heard of them is what there was to lose."""
+        return DamageState(state.first, (), (state.first,) if state.heard else (), state.margin, margin=state.margin)
+
+    def update(
+        self,
+        state: DamageState,
+        losses: Sequence[float],
+        unit: float,
+        *,
+        refuted: bool = False,
+        alarm: float = math.inf,
+    ) -> DamageState:
+        """``losses``: each client's, or their mean; none: nothing is known, and nothing is held against the weights.
+
+        ``alarm``: how far above ``first`` this round's median counts as harm at once, of three clients or more, before
+        ``voices`` have been heard. Where nobody can be asked, a start that wrecks the model must not be listened to.
+        """
         if refuted:  # what was heard has misled, and listening begins anew
             return state._replace(heard=(), verdict="fair", rounds=0, worse=0)
         if not losses:
@@ -77,6 +106,8 @@ class Damage:
         heard = (*state.heard, *clean)[-max(self.voices, len(clean)) :]
         now = median_low(heard)
         first = state.first if math.isfinite(state.first) else now
+        if len(state.heard) < self.voices and len(clean) > 2 and median_low(clean) - first > alarm:
+            return DamageState(first, verdict="harmed", harms=state.harms, margin=state.margin)
         recent = median_low(state.recent) if state.recent else first
         limit = max(self.share * (first - recent), unit, state.width)
         if state.recent and len(heard) >= self.voices and now - recent > limit:
@@ -85,12 +116,12 @@ class Damage:
         met = max(now, median_low(clean))
         verdict: Literal["good", "fair"] = "good" if met <= min(recent, first) else "fair"
         believed = (*state.recent, now)[-self.voices :] if math.isfinite(now) else state.recent
-        rounds, worse = state.rounds + 1, state.worse + (now > first)
+        rounds, worse = state.rounds + 1, state.worse + (now > first + state.margin)
         if rounds >= self.voices << state.harms:
             if 2 * worse > rounds:
-                return DamageState(first, verdict="harmed", harms=state.harms + 1)
+                return DamageState(first, verdict="harmed", harms=state.harms + 1, margin=state.margin)
             rounds = worse = 0
-        return DamageState(first, heard, believed, _width(heard), verdict, rounds, worse, state.harms)
+        return DamageState(first, heard, believed, _width(heard), verdict, rounds, worse, state.harms, state.margin)
 
 
 def _width(values: Sequence[float]) -> float:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, median_low
-from typing import NamedTuple
+from statistics import median_low
 
 from fedhyper.settings import check_settings, setting
 
@@ -27,13 +26,6 @@ TRIED = 1e-4  # the rate of the round that measures how far a client moves; any 
 MOVE = (
     1e-3  # climbing begins where a local round moves the weights by this share of their length: only cost depends on it
 )
-
-
-class Tried(NamedTuple):
-    """What came of a round in which every client tried one rate: whose updates to use, and (rung, gain) votes."""
-
-    used: frozenset[int]
-    votes: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -125,98 +117,3 @@ class Ladder:
         own = min(loses, key=lambda rung: (loses[rung], rung), default=None)
         pair = set() if voted is None else {voted, max(voted - 1, LOWEST)}
         return sorted(pair | (set() if own is None or not loses[own] < 0 else {own}))
-
-    def spread(self, clients: int, round_: int, rate: float) -> list[int]:
-        """A rung for each client, where clients try one each and report a training loss; none for fewer than three.
-
-        The first round spans 1e-5 to 10; each one after it halves the distance, around ``rate``, to which the votes so
-        far led. (Interleaving the grid over the rounds instead ends two rungs too low with three clients a round.)
-        """
-        if clients < 3:
-            return []
-        low, high = self.rung(1e-5), self.rung(10.0)
-        apart = max(1, math.ceil((high - low) / (clients - 1)))
-        rungs = list(range(low, high + 1, apart))
-        if round_:
-            apart = max(1, math.ceil(apart / 2**round_))
-            least = self.rung(rate * self.ratio**0.5) - min(clients, len(rungs)) // 2 * apart
-            rungs = [least + i * apart for i in range(min(clients, len(rungs)))]
-        return [min(max(rungs[i % len(rungs)], LOWEST), HIGHEST) for i in range(clients)]
-
-    def rounds(self, clients: int) -> int:
-        """About how many rounds it takes that many clients to find the rate; 0: they cannot."""
-        apart = math.ceil((self.rung(10.0) - self.rung(1e-5)) / max(clients - 1, 1))
-        return 0 if clients < 3 else 1 if clients >= self.voices else 1 + math.ceil(math.log2(max(apart, 1)))
-
-    def weigh(
-        self,
-        rungs: Sequence[int],
-        means: Sequence[float],
-        firsts: Sequence[float] | None = None,
-    ) -> Tried:
-        """What came of a round in which client i tried ``rungs[i]`` once and reports its mean training loss.
-
-        ``firsts``: their losses before they trained. Without them the median over the lower half of the rungs stands
-        for all: they hardly moved. A rung's gain is the median of its clients', in units of the second best rung's (one
-        liar cannot set it; of fewer than five rungs, the best's), clipped to ±1, and it counts with that of the rung
-        below: a peak that nothing leads up to is an odd client's. Averaging with both neighbours stays below a cliff by
-        as much as rungs are apart. Everyone votes for the best; only one does if the rungs were far apart, so that
-        closer ones outvote it later. The updates from the best down to two rungs below are used. Only differences of
-        losses are compared.
-        """
-        order, gained, unmoved = _gains(rungs, means, firsts)
-        raw = [median_low([gain for r, gain in zip(rungs, gained, strict=True) if r == rung]) for rung in order]
-        # three or four rungs are too few for the second best to be a measure: it may have gained next to nothing
-        units = (max(raw),) if len(order) < 5 else (*sorted(raw)[-2:-1], max(raw))
-        unit = next((gain for gain in units if gain > 0), 0.0)
-        if unit == 0:  # no rung gained anything: nobody votes, and the lowest, which did least, is used
-            return Tried(frozenset(i for i, rung in enumerate(rungs) if rung == order[0]), ())
-        own = [min(max(gain / unit, -1.0), 1.0) for gain in raw]
-        led = [own[i] + (own[i - 1] if i else 0.0) for i in range(len(own))]
-        best = order[max(range(len(order)), key=lambda i: (led[i], raw[i]))]
-        # On a plateau a round gains less than clients differ, and a low rate stays there: the highest that is no worse.
-        # (How far single clients differ: medians of three rungs may happen to agree.)
-        noise = 2 * median(abs(gain - median(unmoved)) for gain in unmoved) if unmoved else 0.0
-        if sorted(raw)[-2:][0] <= noise and order[-1] - order[0] >= 6:
-            best = max((rung for rung, gain in zip(order, raw, strict=True) if gain >= -noise), default=best)
-        used = frozenset(i for i, rung in enumerate(rungs) if best - 2 <= rung <= best and math.isfinite(gained[i]))
-        gain = max(median_low([gained[i] for i in used]), 0.0)
-        close = order[-1] - order[0] <= 2 * (len(order) - 1)
-        return Tried(used, ((best, gain),) * (len(rungs) if close else 1))
-
-    def untold(
-        self, rungs: Sequence[int], means: Sequence[float], firsts: Sequence[float] | None, rate: float
-    ) -> frozenset[int]:
-        """Whose updates to use in a short run at ``rate``, its own, where such a round tells no rate from another: of
-        the clients at it, or up to two rungs below. Nobody's: the round tells, or that rate did harm in it.
-
-        Told is what gains twice of what clients that hardly moved differ by; the two oddest of them do not count. Rungs
-        far apart are only a first look, which later rounds check: they are left to ``weigh``.
-        """
-        order, gained, unmoved = _gains(rungs, means, firsts)
-        if not unmoved or order[-1] - order[0] > 2 * (len(order) - 1):
-            return frozenset()
-        within = sorted(unmoved)[1:-1] if len(unmoved) > 4 else sorted(unmoved)
-        width = 2 * (within[-1] - within[0])
-        raw = {rung: median_low([gain for r, gain in zip(rungs, gained, strict=True) if r == rung]) for rung in order}
-        own = [rung for rung in order if self.rung(rate) - 2 <= rung <= self.rung(rate)]
-        if max(raw.values()) > width or any(raw[rung] < -width for rung in own):
-            return frozenset()
-        return frozenset(i for i, rung in enumerate(rungs) if rung in own and math.isfinite(gained[i]))
-
-
-def _gains(
-    rungs: Sequence[int], means: Sequence[float], firsts: Sequence[float] | None
-) -> tuple[list[int], list[float], list[float]]:
-    """The rungs that were tried, what each client gained, and what those at the lower half of the rungs did."""
-    order = sorted(set(rungs))
-    lower = order[: max(1, len(order) // 2)]
-    hardly = [mean for rung, mean in zip(rungs, means, strict=True) if rung in lower and math.isfinite(mean)]
-    reference = median(hardly) if hardly else math.nan
-    before = [reference] * len(rungs) if firsts is None else firsts
-    gained = [_finite(a - b) for a, b in zip(before, means, strict=True)]
-    return order, gained, [gain for r, gain in zip(rungs, gained, strict=True) if r in lower and math.isfinite(gain)]
-
-
-def _finite(gain: float) -> float:
-    return gain if math.isfinite(gain) else -math.inf

@@ -17,6 +17,7 @@ from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedhyper.automatic.ladder import Ladder
+from fedhyper.automatic.tries import Tries, gains_of, untold
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.losses import Losses, first_number
 from fedhyper.flower.nodes import Roster
@@ -98,7 +99,7 @@ class Aggregator:
         errors = [message for message in messages if message.has_error()]
         answers = (message for message in messages if not message.has_error())
         believed, rejected = sift(answers, expected, before, directions=self._caps)
-        believed = roster.in_order(believed)
+        believed = answered = roster.in_order(believed)
         heard: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
         climbers = self._climbers(believed) if expected.climbs else []
         unheard = not climbers and self._unheard(believed, expected.rungs)
@@ -108,11 +109,20 @@ class Aggregator:
             believed, votes = climbers, tuple((int(r.metrics[VOTE]), float(r.metrics[GAIN])) for r in climbers)  # type: ignore[arg-type]
         elif not unheard:
             believed, votes, at_lr = self._near_the_best(believed, expected)
-        memory = stepping.memory(self.strategy)
-        untold = at_lr is not None and votes is None
+        memory, is_untold = stepping.memory(self.strategy), at_lr is not None and votes is None
+        # of everybody who answered, also where few are used: these were chosen for their low losses, and a median of
+        # them would have the next round's look like damage
+        losses = self.losses.values(heard)
+        trying = votes is not None and not climbers
+        if trying and self.losses.key != LOSS:  # these trained, at rates of their own: only who hardly moved can say
+            losses = () if expected.tried else self._of_the_lowest(expected.rungs, answered)
+        told = RoundReport(losses=losses, votes=votes, enough=expected.enough) if trying else None
         nothing = Aggregate(
-            RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard, untold=untold
+            told or RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard, untold=is_untold
         )
+        if told is not None and self._waits(expected, votes or ()):
+            known = [loss for loss in losses if math.isfinite(loss)]
+            return nothing._replace(believed=[], train_loss=fmean(known) if known else None)
         if not believed:
             return nothing
         layout, (believed, measured) = self.layout, self._weighed(believed, before)
@@ -146,9 +156,7 @@ class Aggregator:
         if self.aggregate_only:
             heard = [dict(metrics or {})]
             counters = {name: after[name] for name in layout.counters}
-        # of everybody who answered, also where few are used: these were chosen for their low losses, and a median of
-        # them would have the next round's look like damage
-        losses = self.losses.values(heard)
+            losses = self.losses.values(heard)
         if at_once:
             delta = mean(replies, weights, layout.trained, before) if measured is None else measured
             stretch = 1.0 if at_lr is None else self._stretch(believed, expected.rungs, at_lr)
@@ -167,9 +175,10 @@ class Aggregator:
             statistics=statistics or None,
             refused=len(rejected),
             votes=votes,
-            climbed=bool(climbers) or untold,
+            climbed=bool(climbers) or is_untold,
             aggregate=None if steps else trained,
             stepped=trained if steps else None,
+            enough=expected.enough,
         )
         train_loss = self.losses.train_loss(dict(metrics or {}))
         known = [loss for loss in losses if math.isfinite(loss)]
@@ -208,14 +217,26 @@ class Aggregator:
             lowest = min(rungs[reply.node] for reply in asked)
             return [reply for reply in asked if rungs[reply.node] == lowest], None, None
         before = [first_number(reply.metrics, (LOSS,)) for reply, _ in known]
-        tried, values = [rungs[reply.node] for reply, _ in known], [value for _, value in known]
-        firsts: list[float] | None = None if None in before else before  # type: ignore[assignment]
-        if expected.own_lr is not None and (own := self.ladder.untold(tried, values, firsts, expected.own_lr)):
+        tried = [rungs[reply.node] for reply, _ in known]
+        gains = gains_of(tried, [value for _, value in known], before, expected.first)
+        if expected.own_lr is not None and (own := untold(self.ladder, tried, gains, expected.own_lr)):
             return [reply for i, (reply, _) in enumerate(known) if i in own], None, expected.own_lr
-        found = self.ladder.weigh(tried, values, firsts)
-        used = [reply for i, (reply, _) in enumerate(known) if i in found.used]
+        votes = tuple(zip(tried, gains, strict=True))
+        found = Tries(self.ladder, (*expected.tried, *votes)).used(tried, gains)
+        used = [reply for i, (reply, _) in enumerate(known) if i in found]
         best = self.ladder.rate(max(rungs[reply.node] for reply in used)) if used and expected.hurried else None
-        return used, found.votes, best
+        return used, votes, best
+
+    def _waits(self, expected: Expected, votes: tuple[tuple[int, float], ...]) -> bool:
+        """Whether clients go on trying, so that no update is used; the plan decides the same by the same."""
+        if self.ladder is None or expected.enough:
+            return False
+        return not Tries(self.ladder, (*expected.tried, *votes)).done
+
+    def _of_the_lowest(self, rungs: Mapping[int, int], answered: list[NodeReply]) -> tuple[float, ...]:
+        """The losses of those at the lowest third of the rungs, who have hardly moved."""
+        most = min(rungs.values()) + (max(rungs.values()) - min(rungs.values())) // 3
+        return self.losses.values([reply.metrics for reply in answered if rungs.get(reply.node, most + 1) <= most])
 
     def _stretch(self, believed: list[NodeReply], rungs: Mapping[int, int], at_lr: float) -> float:
         """What makes a mean of updates at several rates one at ``at_lr``, β: β · Σ p_m Δ_m / Σ p_m β_m.

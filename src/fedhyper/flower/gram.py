@@ -72,6 +72,16 @@ class Coordinates(NamedTuple):
     cosine: float = math.nan  # NaN: there was nothing to compare with
 
     @property
+    def tried(self) -> tuple[tuple[int, float], ...]:
+        """The plan's own."""
+        return getattr(self.memory, "tried", ())
+
+    @property
+    def first(self) -> float:
+        """The plan's own."""
+        return getattr(self.memory, "first", math.nan)
+
+    @property
     def length(self) -> float:
         """|Δ|."""
         return math.hypot(*self.delta) if isinstance(self.delta, list) else math.nan
@@ -126,7 +136,7 @@ class InCoordinates:
     def update(self, state: PlanState, seen: Seen) -> PlanState:
         """The plan's own, on two numbers each."""
         old: Coordinates = state.memory
-        if "delta" not in self.requires:  # then nothing has to be measured
+        if "delta" not in self.requires or isinstance(seen.delta, float):  # then nothing has to be measured
             return self._next(state, seen, old)
         # a rule compares with the Δ it was shown last, in the coordinates it knows; a step has none as yet
         known = old.delta if self.compares == "delta" and isinstance(old.delta, list) else None

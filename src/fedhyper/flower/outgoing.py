@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhyper.automatic.ladder import Ladder
+from fedhyper.automatic.tries import Tries
 from fedhyper.flower.aggregate import Aggregate
 from fedhyper.flower.losses import first_number
 from fedhyper.flower.records.layout import Arrays
@@ -35,6 +36,8 @@ TRIED = (
     "%d clients tried rates from %.3g to %.3g in this round; the replies of the %d nearest the best, at %s, are used,"
     " and the next round's rate is %.3g"
 )
+WAITS = "%d clients tried rates from %.3g to %.3g in this round; the weights wait for a closer look around the best"
+FEW = 7  # clients a round: with fewer the first round has gaps of more than a factor of 10
 SHORT = 5  # rounds: of Flower's examples 16 of 22 have no more. There is no time to come back from a guess
 
 
@@ -70,13 +73,11 @@ def _extend(messages: Sequence[Message], extra: Callable[[int], dict[str, Any]])
 def spread_rates(ladder: Ladder, messages: list[Message], state: LoopState, entries: Sequence[str]) -> dict[int, int]:
     """Give every node a rate of its own to try out; node → rung comes back.
 
-    Fewer than three nodes have nothing to compare: they keep the rate they have, and nothing comes back. A client that
-    can try several rates by itself is told that it may.
+    A client that can try several rates by itself is told that it may.
     """
-    rungs = ladder.spread(len(messages), state.averaged, state.local_lr)
-    rates = [dict.fromkeys(entries, ladder.rate(rung)) for rung in rungs] or [{}] * len(messages)
-    _extend(messages, lambda i: {**rates[i], CLIMB: True})
-    return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=False)}
+    rungs = Tries(ladder, state.plan.tried).spread(len(messages))
+    _extend(messages, lambda i: {**dict.fromkeys(entries, ladder.rate(rungs[i])), CLIMB: True})
+    return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=True)}
 
 
 def let_climb(messages: list[Message]) -> None:
@@ -101,12 +102,15 @@ def attach_rule(
 
 
 def rates_used(
-    made: Aggregate, ladder: Ladder | None, rungs: Mapping[int, int], sent: float, *, heard: bool
+    made: Aggregate, ladder: Ladder | None, rungs: Mapping[int, int], sent: float, *, heard: bool, waits: bool
 ) -> list[float]:
     """The local rates of the replies that were used: as clients say, else as they were sent; one if all are equal.
 
-    ``heard``: whether clients use what they are sent; if not, a rate that no client says is not known: NaN.
+    ``heard``: whether clients use what they are sent; if not, a rate that no client says is not known: NaN. ``waits``:
+    none was used, and these are the rates that were tried.
     """
+    if waits and ladder is not None and rungs:
+        return [ladder.rate(rung) for rung in sorted(rungs.values())]
     found = []
     for reply in made.believed:
         said = first_number(reply.metrics, (USED_LR,))
@@ -115,19 +119,20 @@ def rates_used(
     return found if len(set(found)) > 1 else found[:1] or [sent if heard else math.nan]
 
 
-def tried(ladder: Ladder, rungs: Mapping[int, int], rates: Sequence[float], used: int, next_lr: float) -> str:
+def tried(
+    ladder: Ladder, rungs: Mapping[int, int], rates: Sequence[float], used: int, next_lr: float, *, waits: bool
+) -> str:
     """What a round was for in which only a few of the replies are used: Flower's log says how many, and not why."""
     low, high = ladder.rate(min(rungs.values())), ladder.rate(max(rungs.values()))
+    if waits:
+        return WAITS % (len(rungs), low, high)
     at = " to ".join(f"{rate:.3g}" for rate in sorted({min(rates), max(rates)}))
     return TRIED % (len(rungs), low, high, used, at, next_lr)
 
 
-def too_few(ladder: Ladder, clients: int, rounds: int) -> str | None:
-    """What to say where there are too few rounds, or too few clients a round, to find a rate and to train at it."""
-    needed = ladder.rounds(clients)
+def too_few(clients: int, rounds: int) -> str | None:
+    """What to say where a run is too short, for so few clients a round, to find a rate and to train at it."""
+    if clients >= FEW or rounds > SHORT:
+        return None
     cure = "the client mod fedhyper.flower.climbing_mod finds one in the first round"
-    if needed == 0:
-        return f"{clients} clients a round cannot compare rates: local_lr is used as it is; {cure}"
-    if rounds <= needed:
-        return f"{clients} clients a round take about {needed} rounds to find a rate, and there are {rounds}; {cure}"
-    return None
+    return f"{clients} clients a round need more than {rounds} rounds to find a rate, and have tried only a few; {cure}"

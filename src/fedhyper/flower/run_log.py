@@ -167,9 +167,18 @@ def shown(record: RoundRecord) -> dict[str, Any]:
 
 
 def complain(
-    record: RoundRecord, rejected: list[Refusal], messages: list[Message], asked: Iterable[int], roster: Roster
+    record: RoundRecord,
+    rejected: list[Refusal],
+    messages: list[Message],
+    asked: Iterable[int],
+    roster: Roster,
+    *,
+    waits: bool = False,
 ) -> str:
-    """Log what went wrong in a round, by node; the reasons come back in one line."""
+    """Log what went wrong in a round, by node; the reasons come back in one line.
+
+    ``waits``: nobody's update was wanted, for clients go on trying rates out.
+    """
     failed = [(m.metadata.src_node_id, one_line(str(m.error.reason))) for m in messages if m.has_error()]
     silent = sorted(set(asked) - {message.metadata.src_node_id for message in messages}, key=roster.position)
     _say("reply of %s refused: %s", [(roster.who(node), reason) for node, reason in rejected])
@@ -177,7 +186,7 @@ def complain(
     _say("%s did not answer%s", [(roster.who(node), "") for node in silent])
     if record["rollback"]:
         _log.warning("fedhyper: round %d: damaged weights; back to the last good ones", record["round"])
-    if not record["clients_used"]:
+    if not record["clients_used"] and not waits:
         _log.warning("fedhyper: round %d had no usable reply; the weights stay", record["round"])
     reasons = [f"{roster.who(node)}: {reason}" for node, reason in (*rejected, *failed)]
     return "; ".join(reasons[:3]) or "nobody answered"

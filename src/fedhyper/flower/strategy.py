@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedhyper.automatic.tries import PART
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import last_good
 from fedhyper.flower.gram import lengths
@@ -214,7 +215,7 @@ class FedHyper(Strategy):
             let_climb(messages)
         elif run.state.climbs and ladder is not None:
             self._rungs = spread_rates(ladder, messages, run.state, entries)
-            self._few = None if self._rounds is None else too_few(ladder, len(messages), self._rounds)
+            self._few = None if self._rounds is None else too_few(len(messages), self._rounds)
         self._asked = {message.metadata.dst_node_id for message in messages}
         self._records.sent(messages)
         return messages
@@ -236,9 +237,8 @@ class FedHyper(Strategy):
     def _expected(self, server_round: int, hook: str) -> Expected:
         layout = None if self.aggregate_only else self._run.layout
         key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
-        # only the first round begins so low that most of its clients hardly move, and show what they differ by
-        first = self._run.state.averaged == 0 and self._few is None
-        short = first and self._rounds is not None and self._rounds <= SHORT
+        plan, rounds = self._run.state.plan, self._rounds
+        short = rounds is not None and rounds <= SHORT
         return Expected(
             server_round,
             layout,
@@ -247,8 +247,12 @@ class FedHyper(Strategy):
             free,
             self._rungs,
             self._climbs,
-            hurried=self._few is not None,
-            own_lr=self._own_lr if short else None,
+            plan.tried,
+            plan.first,
+            enough=rounds is not None and server_round >= rounds // PART,
+            hurried=short,
+            # only the first round begins so low that most of its clients hardly move, and show what they differ by
+            own_lr=self._own_lr if short and not plan.tried else None,
         )
 
     def aggregate_train(
@@ -265,25 +269,21 @@ class FedHyper(Strategy):
         compared = before.round > 0 and "delta" in run.plan.requires
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
         heard = not made.unheard and all(row["local_lr"] is not None for row in self.history)
-        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr, heard=heard)
+        waits = decision.action == "idle" and made.report.votes is not None  # while clients go on trying rates out
+        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr, heard=heard, waits=waits)
         spent = {} if run.private is None else run.private.tell(server_round)
         record = self._records.add(server_round, rates, made, decision, measured, spent)
-        if self._few is not None and made.believed and not made.report.climbed:  # clients that climb need no more
-            self._warn_once("few", self._few)
-        if (
-            self._rungs
-            and made.believed
-            and not made.report.climbed
-            and not made.unheard
-            and run.plan.ladder is not None
-        ):
-            said = tried(run.plan.ladder, self._rungs, rates, len(made.believed), decision.local_lr)
+        trying = self._rungs and (made.believed or waits) and not (made.report.climbed or made.unheard)
+        if trying and run.plan.ladder is not None:
+            said = tried(run.plan.ladder, self._rungs, rates, len(made.believed), decision.local_lr, waits=waits)
             _log.info("fedhyper: %s", said)
+            if self._few is not None:  # clients that climb need no more
+                self._warn_once("few", self._few)
         if made.untold:
             self._warn_once("untold", UNTOLD, self._rounds, self._own_lr)
         if made.unheard:
             self._warn_once("unheard", UNHEARD, self.lr_key or "lr")
-        reasons = complain(record, self.rejected, messages, self._asked, self._roster)
+        reasons = complain(record, self.rejected, messages, self._asked, self._roster, waits=waits)
         idle = run.state.idle if run.private is None else run.private.silent
         if idle >= self.patience:
             raise TrainingStopped(f"no usable reply for {idle} rounds in a row ({reasons})")

@@ -68,7 +68,10 @@ class Expected:
     free: bool = False
     rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
     climbs: bool = False  # clients that can were asked to try several
-    hurried: bool = False  # the run has no round left after those in which rates are tried out
+    tried: tuple[tuple[int, float], ...] = ()  # (rung, gain) of earlier rounds, at the weights that wait meanwhile
+    first: float = math.nan  # the loss at these weights, by earlier rounds
+    enough: bool = False  # trying rates out is to end with this round
+    hurried: bool = False  # the run is so short that the first step has to be as long as the best rate makes it
     own_lr: float | None = (
         None  # the app's own rate, where the run is too short to find a better one late; None: it is not
     )
