@@ -87,6 +87,14 @@ def test_where_nothing_stands_out_from_those_that_hardly_moved_the_highest_that_
         assert found(rungs, gains) == (-2, -1, 0.0)
     assert found(rungs, [0.0043, -0.0043, 0.0075, 0.15, -9.1]) == (-1, -1, pytest.approx(0.15))
     assert found(rungs, [0.0] * 5) is None
+    # ten clients of two steps each: the lowest seems best, by chance, and those above it gain and lose
+    rungs, gains = (
+        [-10, -8, -6, -4, -2, -2, 0, 0, 2, 2],
+        [0.005, 0.003, -0.007, -0.018, -0.002, 0.038, -0.09, 0.02, -3, -3],
+    )
+    assert found(rungs, gains) == (-3, -2, 0.0)
+    # clients with one class gain at every rate, from the lowest on: that is no noise
+    assert found([-10, -7, -4, -1, 2], [0.9, 1.8, 2.3, 2.4, 1.4]) == (-4, -1, 2.4)
 
 
 def test_what_clients_gain() -> None:
@@ -124,9 +132,9 @@ def test_whose_updates_make_the_first_step() -> None:
     tries = Tries(Ladder(), ((-10, 0.0), (-6, 0.1), (-4, 0.5), (-2, 1.0), (0, -LOST)))
     assert tries.used([-6, -4, -2, 0, -2], [0.1, 0.5, 1.0, -LOST, -LOST]) == {1, 2}
     cut_short = Tries(Ladder(), ((-10, 0.0), (-4, 0.9), (-1, 1.0), (2, -9.0)))
-    assert (cut_short.best(), cut_short.done, cut_short.found) == ((-4, -1, 1.0), False, -1)
+    assert (cut_short.best(), cut_short.done, cut_short.found) == ((-4, -1, 1.0), False, -3)
     nothing = Tries(Ladder(), ((-6, 0.0), (-4, 0.0), (-2, 0.0)))
-    assert nothing.used([-6, -4, -2], [0.0] * 3) == {0}  # the lowest, which did least
+    assert nothing.used([-6, -4, -2], [0.0] * 3) == frozenset()
 
 
 def test_a_round_that_tells_nothing_leaves_a_short_run_at_its_own_rate() -> None:

@@ -108,9 +108,7 @@ class Tries:
         gains = self._believed(order, raw)
         most = max(gains)
         top = order[gains.index(most)]
-        third = order[0] + (order[-1] - order[0]) // 3
-        hardly = [abs(gain) for rung, gain in self.tried if rung <= (min(third, top - OPEN) if most > 0 else third)]
-        noise = ODD * median(hardly) if hardly else 0.0
+        noise = self._noise(order, top, told=most > 0)
         if most <= noise:
             # On a plateau a round gains less than clients differ, and a low rate stays there: one below the highest
             # that did no harm to speak of. Where nobody differs, nothing can be told
@@ -118,6 +116,16 @@ class Tries:
             return Best(flat[-1] - 1, flat[-1], 0.0) if noise > 0 and max(raw) >= 0 else None
         found = takewhile(lambda pair: pair[1] >= ENOUGH * most, _down_from(top, order, gains))
         return Best([rung for rung, _ in found][-1], top, most)
+
+    def _noise(self, order: Sequence[int], top: int, *, told: bool) -> float:
+        """What a gain has to exceed: three times the middle one of clients that hardly moved, at the lowest third of
+        the rungs and far below the best. They gain and lose alike; if all of them gain, that is no noise."""
+        third = order[0] + (order[-1] - order[0]) // 3
+        below = [gain for rung, gain in self.tried if rung <= (min(third, top - OPEN) if told else third)]
+        if told and top == order[0]:  # then those above it: if they all lose, it is the rate
+            above = [gain for rung, gain in self.tried if top < rung <= third]
+            below = above if above and max(above) > 0 else []
+        return ODD * median(map(abs, below)) if below and min(below) <= 0 else 0.0
 
     def _believed(self, order: Sequence[int], gains: list[float]) -> list[float]:
         """A peak that nothing leads up to, and that one client speaks of alone, may be an odd client, or a liar: it
@@ -133,16 +141,14 @@ class Tries:
 
     @property
     def found(self) -> int | None:
-        """The rung to begin with. A start that was cut short is one of a short run, which has no time to be prudent."""
+        """The rung to begin with. A start that was cut short is one of a short run: it has less time to be prudent."""
         best = self.best()
-        return None if best is None else best.rung if self.done else best.top
+        return None if best is None else best.rung if self.done else min(best.rung + 1, best.top)
 
     def used(self, rungs: Sequence[int], gains: Sequence[float]) -> frozenset[int]:
         """Whose updates of this round, the last, make the first step: at the rung that was found, or up to two below;
-        the lowest's, which did least, where nothing was found."""
-        found = self.found
-        if found is None:
-            return frozenset(i for i, rung in enumerate(rungs) if rung == min(rungs))
+        nobody's where nothing was found."""
+        found = LOWEST - 1 if self.found is None else self.found
         near = [found - 2 <= rung <= found for rung in rungs]
         return frozenset(i for i, gain in enumerate(gains) if near[i] and gain > -LOST)
 

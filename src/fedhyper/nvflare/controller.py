@@ -45,7 +45,7 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
 
     schedule    "auto" (no rate to choose), "g", "sl", "g+sl", "constant"
     local_lr    the clients' initial rate, above 0; higher: longer local steps. auto finds its own, and uses this only
-                where clients cannot try rates out: fewer than three, or none that reports ``train_loss``
+                where clients cannot try rates out: none reports ``train_loss``, or no rate makes a difference
     global_lr   the initial global rate, above 0, which multiplies the server's step; higher: longer steps
     checkpoint  a file on the server, outside the job's directory, replaced after every round: a job with the same
                 settings goes on from it; None: a job that was killed starts again
@@ -79,7 +79,8 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
         params = given.params if isinstance(given, FLModel) else given
         self._shapes = {name: np.shape(array) for name, array in params.items()}
         weights, statistics, self._counters = split(params)
-        self.server = Server(weights, make_plan(self.schedule, self.local_lr, self.global_lr), statistics=statistics)
+        plan = make_plan(self.schedule, self.local_lr, self.global_lr)
+        self.server = Server(weights, plan, statistics=statistics, rounds=self.num_rounds)
         if self.checkpoint and Path(self.checkpoint).exists():
             self._resume(Path(self.checkpoint))
             self.info(f"fedhyper: going on after round {self.server.round} from {self.checkpoint}")
