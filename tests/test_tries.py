@@ -74,6 +74,13 @@ def test_from_the_best_down_the_lowest_that_gains_four_fifths_of_it_is_found() -
     assert (harmful.done, harmful.spread(2)) == (False, [-7, -5])  # every rate does harm: further down
 
 
+def test_it_is_not_next_to_a_rate_that_does_harm() -> None:
+    rungs = [-10, -7, -4, -3, -2, -1, 0, 1, 2]
+    gains = [0.0, 0.01, 0.16, 0.35, 0.32, 0.25, 0.46, -1.7, -28.0]
+    assert found(rungs, gains) == (-1, 0, 0.46)
+    assert found(rungs, [*gains[:7], -0.4, -28.0]) == (0, 0, 0.46)  # that loses less than the best gains
+
+
 def test_a_peak_that_one_client_alone_speaks_of_counts_by_its_neighbours() -> None:
     rungs = [-10, -8, -6, -4, -2, 0, 2]
     gains = [0.0, 0.0, 1e9, 0.01, 0.3, 0.4, -5.0]

@@ -115,7 +115,9 @@ class Tries:
             flat = [rung for rung, gain in zip(order, raw, strict=True) if gain >= -ODD * noise]
             return Best(flat[-1] - 1, flat[-1], 0.0) if noise > 0 and max(raw) >= 0 else None
         found = takewhile(lambda pair: pair[1] >= ENOUGH * most, _down_from(top, order, gains))
-        return Best([rung for rung, _ in found][-1], top, most)
+        # the server's momentum makes a step five times as long: not next to a rate that loses more than the best gains
+        harm = [rung - NEAR for rung, gain in zip(order, raw, strict=True) if rung > top and gain < -most]
+        return Best(min([rung for rung, _ in found][-1:] + harm), top, most)
 
     def _noise(self, order: Sequence[int], top: int, *, told: bool) -> float:
         """What a gain has to exceed: three times the middle one of clients that hardly moved, at the lowest third of
@@ -193,8 +195,8 @@ def untold(ladder: Ladder, rungs: Sequence[int], gains: Sequence[float], rate: f
     """Whose updates to use in a short run at ``rate``, its own, where its first round tells no rate from another: of
     the clients at it, or up to two rungs below. Nobody's: the round tells, or that rate did harm in it.
 
-    Told is what gains twice of what clients that hardly moved, at the lower half of the rungs, differ by; the two
-    oddest of them do not count. Rungs far apart are only a first look, which later rounds check.
+    Told is what gains three times what clients that hardly moved, at the lower half of the rungs, differ by; of five or
+    more the two oddest do not count. Rungs far apart are only a first look, which later rounds check.
     """
     order = sorted(set(rungs))
     lower = order[: max(1, len(order) // 2)]
@@ -202,7 +204,7 @@ def untold(ladder: Ladder, rungs: Sequence[int], gains: Sequence[float], rate: f
     if not unmoved or order[-1] - order[0] > 2 * (len(order) - 1):
         return frozenset()
     within = unmoved[1:-1] if len(unmoved) > 4 else unmoved
-    width = 2 * (within[-1] - within[0])
+    width = ODD * (within[-1] - within[0])
     raw = {rung: median_low([gain for r, gain in zip(rungs, gains, strict=True) if r == rung]) for rung in order}
     own = [rung for rung in order if ladder.rung(rate) - 2 <= rung <= ladder.rung(rate)]
     if max(raw.values()) > width or any(raw[rung] < -width for rung in own):
