@@ -74,6 +74,13 @@ def test_from_the_best_down_the_lowest_that_gains_four_fifths_of_it_is_found() -
     assert (harmful.done, harmful.spread(2)) == (False, [-7, -5])  # every rate does harm: further down
 
 
+def test_nothing_counts_above_a_rate_that_does_harm() -> None:
+    """One of four clients has one class: it gains at 10, and at 100."""
+    rungs, gains = [-10, -6, -2, -1, 1, 2, 4, 6], [0.09, 1.85, 1.71, 0.78, -1.9, 2.07, 2.07, -1e8]
+    assert found(rungs, gains) == (-6, -6, 1.85)
+    assert found(rungs, [*gains[:4], -0.5, *gains[5:]]) == (2, 2, 2.07)  # of a small loss it may be
+
+
 def test_it_is_not_next_to_a_rate_that_does_harm() -> None:
     rungs = [-10, -7, -4, -3, -2, -1, 0, 1, 2]
     gains = [0.0, 0.01, 0.16, 0.35, 0.32, 0.25, 0.46, -1.7, -28.0]

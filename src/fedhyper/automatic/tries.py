@@ -130,15 +130,22 @@ class Tries:
         return ODD * median(map(abs, below)) if below and min(below) <= 0 else 0.0
 
     def _believed(self, order: Sequence[int], gains: list[float]) -> list[float]:
-        """A peak that nothing leads up to, and that one client speaks of alone, may be an odd client, or a liar: it
-        counts as a gain that grows threefold a rung from a neighbour's."""
+        """Of what one client alone speaks of: a peak that nothing leads up to may be an odd client, or a liar, and
+        counts as a gain that grows threefold a rung from a neighbour's. Above a rate that does harm nothing counts: a
+        client with one class gains at any rate."""
         if len(order) < 5:
             return gains
-        many = [sum(rung == one for one, _ in self.tried) > 1 for rung in order]
-        believed = []
-        for i, gain in enumerate(gains):
-            beside = [(gains[j], abs(order[j] - order[i])) for j in (i - 1, i + 1) if 0 <= j < len(gains)]
-            believed.append(gain if many[i] else min(gain, max(0.0, *(near * ODD**apart for near, apart in beside))))
+        believed, below = [], 0.0
+        for i, (rung, gain) in enumerate(zip(order, gains, strict=True)):
+            beside = [(gains[j], abs(order[j] - rung)) for j in (i - 1, i + 1) if 0 <= j < len(gains)]
+            if sum(one == rung for one, _ in self.tried) > 1:
+                believed.append(gain)
+            elif 2 * below <= -gain < 0:
+                believed.append(0.0)
+                continue
+            else:
+                believed.append(min(gain, max(0.0, *(near * ODD**apart for near, apart in beside))))
+            below = gain
         return believed
 
     @property
