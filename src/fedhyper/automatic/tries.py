@@ -115,8 +115,10 @@ class Tries:
             flat = [rung for rung, gain in zip(order, raw, strict=True) if gain >= -ODD * noise]
             return Best(flat[-1] - 1, flat[-1], 0.0) if noise > 0 and max(raw) >= 0 else None
         found = takewhile(lambda pair: pair[1] >= ENOUGH * most, _down_from(top, order, gains))
-        # the server's momentum makes a step five times as long: not next to a rate that loses more than the best gains
-        harm = [rung - NEAR for rung, gain in zip(order, raw, strict=True) if rung > top and gain < -most]
+        # the server's momentum makes a step five times as long: two below where harm may begin, which is next to the
+        # last rung below it, if a rate above loses more than the best gains
+        above = zip(order, order[1:], raw[1:], strict=False)
+        harm = [last + 1 - NEAR for last, rung, gain in above if rung > top and gain < -most]
         return Best(min([rung for rung, _ in found][-1:] + harm), top, most)
 
     def _noise(self, order: Sequence[int], top: int, *, told: bool) -> float:
