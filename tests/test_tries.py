@@ -65,7 +65,7 @@ def test_from_the_best_down_the_lowest_that_gains_four_fifths_of_it_is_found() -
     rungs = [-10, -8, -6, -4, -2, 0, 2]
     assert found(rungs, [0.0, 0.0, 0.1, 0.5, 0.85, 1.0, -3.0]) == (-2, 0, 1.0)
     assert found(rungs, [0.0, 0.0, 0.1, 0.5, 0.75, 1.0, -0.5]) == (0, 0, 1.0)
-    assert found(rungs, [0.0, 0.0, 0.1, 0.5, 0.75, 1.0, -3.0]) == (-1, 0, 1.0)  # harm may begin at 1
+    assert found(rungs, [0.0, 0.0, 0.1, 0.5, 0.75, 1.0, -4.0]) == (-1, 0, 1.0)  # harm may begin at 1
     assert found(rungs, [0.0, 0.0, 0.9, 0.5, 0.85, 1.0, -3.0]) == (-2, 0, 1.0)  # an odd client far below
     for order in list(permutations(range(7)))[::99]:
         gains = [0.0, 0.0, 0.1, 0.5, 0.85, 1.0, -3.0]
@@ -86,7 +86,7 @@ def test_it_is_not_next_to_a_rate_that_does_harm() -> None:
     rungs = [-10, -7, -4, -3, -2, -1, 0, 1, 2]
     gains = [0.0, 0.01, 0.16, 0.35, 0.32, 0.25, 0.46, -1.7, -28.0]
     assert found(rungs, gains) == (-1, 0, 0.46)
-    assert found(rungs, [*gains[:7], -0.4, -28.0]) == (0, 0, 0.46)  # that loses less than the best gains
+    assert found(rungs, [*gains[:7], -0.4, -28.0]) == (0, 0, 0.46)  # that loses little
 
 
 def test_a_peak_that_one_client_alone_speaks_of_counts_by_its_neighbours() -> None:

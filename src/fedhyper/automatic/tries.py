@@ -116,9 +116,9 @@ class Tries:
             return Best(flat[-1] - 1, flat[-1], 0.0) if noise > 0 and max(raw) >= 0 else None
         found = takewhile(lambda pair: pair[1] >= ENOUGH * most, _down_from(top, order, gains))
         # the server's momentum makes a step five times as long: two below where harm may begin, which is next to the
-        # last rung below it, if a rate above loses more than the best gains
+        # last rung below it, if a rate above loses three times what the best gains
         above = zip(order, order[1:], raw[1:], strict=False)
-        harm = [last + 1 - NEAR for last, rung, gain in above if rung > top and gain < -most]
+        harm = [last + 1 - NEAR for last, rung, gain in above if rung > top and gain < -ODD * most]
         return Best(min([rung for rung, _ in found][-1:] + harm), top, most)
 
     def _noise(self, order: Sequence[int], top: int, *, told: bool) -> float:
