@@ -158,14 +158,14 @@ def test_masked_replies_are_not_spread() -> None:
 
 @pytest.mark.parametrize("lie", [math.nan, 1e9, -1e9])
 @pytest.mark.parametrize("liar", [0, 7, 13, 19])
-def test_one_liar_moves_the_rate_by_a_rung_at_most(lie: float, liar: int) -> None:
+def test_one_liar_moves_the_rate_by_two_rungs_at_most(lie: float, liar: int) -> None:
     def spoil(reply: Message) -> Message:
         reply.content["metrics"]["train_loss"] = lie
         return reply
 
     honest = start(logistic_app(), rounds=1, clients=26)[0].state.local_lr
     found = start(logistic_app(), rounds=1, clients=26, spoil={liar: spoil})[0].state.local_lr
-    assert abs(math.log(found / honest)) <= math.log(ROOT10) * 1.01
+    assert abs(math.log(found / honest)) <= 2 * math.log(ROOT10) * 1.01
 
 
 @pytest.mark.parametrize("reports", ["stock", "ours"])
