@@ -62,11 +62,12 @@ def test_rounds_come_back_as_they_were_saved(tmp_path: Path, monkeypatch: pytest
     assert [[b.tolist() for b in c.batches] for c in back] == [[[3, 1], [4, 1], [5]], [[9]]]
 
 
-def test_random_settings_are_those_of_the_page_and_their_file_is_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [[], ["--served"]])
+def test_random_settings_are_those_of_the_page_and_their_file_is_gone_on_with(tmp_path: Path, where: list[str]) -> None:
     out = tmp_path / "random.jsonl"
     rival = {"k": 15, "method": "fedavg", "score": 50.0}
     out.write_text("".join(json.dumps(rival | {"method": name}) + "\n" for name in ("fedavg", "fedavgm")))
-    command = [sys.executable, "random_settings.py", "--first", "15", "--count", "1", "--out", str(out)]
+    command = [sys.executable, "random_settings.py", "--first", "15", "--count", "1", "--out", str(out), *where]
     done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=True)
     assert "| 15 | digits, mlp 1 × 50, 3 of 4, 3 × 1, 4, dirichlet 0.3 | 50.0 |" in done.stdout
     assert len(out.read_text().splitlines()) == 3

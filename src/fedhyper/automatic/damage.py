@@ -42,9 +42,7 @@ class DamageState(NamedTuple):
     rounds: int = 0  # of the span in which harm is looked for
     worse: int = 0  # and in how many of them ℓ was above the first
     harms: int = 0  # how often it was found
-    margin: float = (
-        0.0  # what ℓ has to exceed ``first`` by to lie above it: how far clients differ at the first weights
-    )
+    margin: float = 0.0  # by how much ℓ has to lie above ``first``: how far clients differ at the first weights
 
     def differing(self, losses: Sequence[float]) -> DamageState:
         """The same, with how far these clients differ for a margin."""

@@ -4,11 +4,12 @@
     best    the rung with the highest gain, by the lower median of those who tried it
     next    rates between the best and its neighbours, until none is more than two rungs away
     found   from there down, the lowest that still gains four fifths of that: the best is where many local steps, or a
-            client with one class, lower their own loss most, and the mean of such updates helps nobody
+            client with one class, lower their own loss most, and the mean of such updates helps nobody; and two below
+            where harm may begin
 
 The weights wait because a gain counts against others: after a step that was too long everybody gains, at any rate. It
-costs rounds, one with ten clients, two with five, four or so with one, and never more than a fifth of a run whose
-length is known. Only differences of gains are compared, so any loss will do.
+costs rounds, one with ten clients, two or three with five, up to nine with one, and never more than a fifth of a run
+whose length is known. Only differences of gains are compared, so any loss will do.
 
 Tried and worse (docs/results/start.md): a step in every round, at the best rate so far; rates ever closer around what
 votes led to, which with three clients ended two rungs too low; the rung with the highest gain, and one below it.
@@ -41,7 +42,7 @@ class Best(NamedTuple):
 
     rung: int  # to begin with
     top: int  # that gained most
-    gain: float  # above 0, in units of the loss
+    gain: float  # in units of the loss; 0: nothing stood out
 
 
 @dataclass(frozen=True)
