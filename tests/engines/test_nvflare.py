@@ -104,7 +104,8 @@ def test_the_same_numbers_as_the_server_loop(kind: ParamsType) -> None:
     controller.run()
     names = ["layer.weight", "layer.bias", "scale"]
     start = first()
-    server = Server({k: start[k] for k in names}, auto(), statistics={"norm.running_mean": start["norm.running_mean"]})
+    statistics = {"norm.running_mean": start["norm.running_mean"]}
+    server = Server({k: start[k] for k in names}, auto(), statistics=statistics, rounds=6)
     counter = 0
     for t in range(6):
         sites = sorted(controller.names)
@@ -122,12 +123,24 @@ def test_the_same_numbers_as_the_server_loop(kind: ParamsType) -> None:
         counter += 7 if decision.action == "step" else 0
     close = np.array_equal if kind == ParamsType.FULL else np.allclose  # a difference is rounded once more
     assert all(close(np.squeeze(controller.server.weights[k]), server.weights[k]) for k in names)
-    statistics = [one.state.now.statistics["norm.running_mean"] for one in (controller.server, server)]
-    assert close(*statistics)
+    means = [one.state.now.statistics["norm.running_mean"] for one in (controller.server, server)]
+    assert close(*means)
     assert server.local_lr != 0.01  # rates were tried out
     kept = controller.saved[-1]
     assert close(kept["layer.weight"], server.averaged["layer.weight"])
     assert kept["norm.num_batches_tracked"] == counter
+
+
+def test_a_client_that_is_alone_tries_rates_too() -> None:
+    used: list[float] = []
+
+    def answers(name: str, t: int, sent: FLModel) -> FLModel:
+        used.append(sent.meta["local_lrs"].get(name, sent.meta["local_lr"]))
+        return trained(name, t, sent)
+
+    ByHand(answers, clients=1, num_rounds=20).run()
+    assert 0.01 not in used[:4]  # the hint: what is tried is not it
+    assert len(set(used[:4])) == 4
 
 
 def test_the_order_of_arrival_changes_no_bit() -> None:

@@ -92,7 +92,7 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
         """To all clients at once, with the rates in the meta."""
         self._asked = sorted(targets)
         rates = self.server.rates(len(self._asked))
-        tried = dict(zip(self._asked, rates, strict=True)) if len(set(rates)) > 1 else {}
+        tried = dict(zip(self._asked, rates, strict=True)) if set(rates) != {self.server.local_lr} else {}
         data.meta = {**(data.meta or {}), LOCAL_LR: self.server.local_lr, LOCAL_LRS: tried}
         super().send_model(*args, targets=targets, data=data, **arguments)
 
