@@ -209,7 +209,8 @@ def reproduce(
     for job in jobs:
         page = write_pages(job, pages)
         if not quiet:
-            print(f"{job.name}: {page} (figures as {', '.join(FORMATS)} beside it)", flush=True)
+            drawn = f" (figures as {', '.join(FORMATS)} beside it)" if (job.out / "figures").exists() else ""
+            print(f"{job.name}: {page}{drawn}", flush=True)
     return code
 
 
