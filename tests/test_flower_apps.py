@@ -286,6 +286,29 @@ def test_a_client_that_fails_at_high_rates_votes_for_a_low_one_and_keeps_its_sta
     assert context.state["n"]["n"] == 1
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_client_of_one_step_votes_by_what_its_batch_loses_after_it(parts: int) -> None:
+    """The losses that it minimises are all from before the step: they are the same at any rate."""
+    context = Context(1, 7, {"partition-id": 0, "num-partitions": 10}, RecordDict(), {})
+
+    def client(m: Message, c: Context) -> Message:
+        c.state["n"] = ConfigRecord({"n": int(c.state["n"]["n"]) + 1 if "n" in c.state else 1})
+        parameter = torch.nn.Parameter(torch.tensor(m.content["arrays"]["0"].numpy()))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        for _ in range(parts):  # of a batch, for one step
+            ((parameter**2).sum() / parts).backward()
+        optimizer.step()
+        return task.answer(m, ArrayRecord([parameter.detach().numpy()]), x=1.0)
+
+    sent = message(0.1, **{"fedhyper.climb": True})
+    sent.content["arrays"] = ArrayRecord([np.full(4, 2, np.float32)])
+    reply = climbing_mod(sent, context, client)
+    assert reply.content["metrics"]["fedhyper.vote"] == -1  # 1/2 goes to the minimum; 10 ** -0.5 is the rung next to it
+    assert np.allclose(reply.content["arrays"]["0"].numpy(), 2 * (1 - 2 * 10**-0.5))  # and one step long
+    assert context.state["n"]["n"] == 1
+    assert np.array_equal(sent.content["arrays"]["0"].numpy(), np.full(4, 2, np.float32))
+
+
 # --- the real engine -------------------------------------------------------------------------------------------------
 
 

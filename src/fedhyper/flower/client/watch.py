@@ -22,7 +22,7 @@ _backward = torch.Tensor.backward
 
 
 class Watch:
-    """Sets ``rate`` on whatever steps. ``losses`` are what was minimised, in order; ``stepped``: was there a step.
+    """Sets ``rate`` on whatever steps. ``losses`` are what was minimised, in order; ``steps`` is how often.
 
     The largest rate of the first optimizer that steps, as it was built, stands for ``rate``: other parameter groups,
     other optimizers and the client's own schedule (warm-up, cosine) keep their ratio to it. An optimizer shows ours
@@ -30,7 +30,7 @@ class Watch:
     """
 
     def __init__(self, rate: float) -> None:
-        self.rate, self.stepped = rate, False
+        self.rate, self.steps = rate, 0
         self._base: float | None = None
         self._theirs: list[Any] = []
         self._losses: list[torch.Tensor] = []
@@ -46,7 +46,7 @@ class Watch:
         self._base = _as_built(optimizer) if self._base is None else self._base
         self._theirs = [group["lr"] for group in groups]
         if self._base > 0:
-            self.stepped = True
+            self.steps += 1
             for group, theirs in zip(groups, self._theirs, strict=True):
                 group["lr"] = theirs * (self.rate / self._base)
 
