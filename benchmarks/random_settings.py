@@ -10,13 +10,15 @@ is in the file already is not run again; settings with real images need FEDHYPER
     python benchmarks/random_settings.py --first 0 --count 37 --served --out build/served.jsonl
 
 has ``fedhyper`` where its clients train once a round and nothing can be looked ahead at, as in Flower: ``Server`` over
-the same clients, which report their loss before they train, over all their data, and the mean over their steps.
+the same clients, which report their loss before they train, over all their data, and the mean over their steps. With
+--climbing each tries several rates in the start, as with ``fedhyper.flower.climbing_mod``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Callable
 from itertools import islice
@@ -28,13 +30,18 @@ import numpy as np
 import torch
 
 from fedhyper import Server
+from fedhyper.arrays import inner
+from fedhyper.automatic.ladder import TRIED, Ladder
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.build import make_simulation
-from fedhyper.sim.engines.base import ClientTask, Indices, Sent
+from fedhyper.server import _summed_up
+from fedhyper.sim.engines.base import ClientTask, Engine, Indices, Reply, Sent
 from fedhyper.sim.rng import generator
 
 RIVALS = ("fedavg", "fedavgm")
 SERVED = "fedhyper, clients that train once"
+CLIMBING = "fedhyper, clients that climb in the start"
+STILL = 1e-30  # a rate at which nothing moves
 OPTIMIZERS_FROM = 1000
 
 
@@ -88,7 +95,7 @@ def score(setting: dict[str, Any], method: str, **keys: Any) -> float:
     return mean(seen[-3:])
 
 
-def served(setting: dict[str, Any]) -> float:
+def served(setting: dict[str, Any], *, climbing: bool = False) -> float:
     """The same score for ``fedhyper.Server`` over the simulator's clients, in an order of chance."""
     config = make_config({**setting, "method": "fedhyper"})
     simulation = make_simulation(config, workers=1)
@@ -99,28 +106,80 @@ def served(setting: dict[str, Any]) -> float:
         for t in range(config.rounds):
             tasks = simulation.cohorts.tasks(t)
             tasks = [tasks[i] for i in generator(config.seed, "served", t).permutation(len(tasks))]
-            sent = Sent(server.weights, start.statistics, counters, 1e-30, None, len(tasks))
+            sent = Sent(server.weights, start.statistics, counters, STILL, None, len(tasks))
             whole = [one._replace(batches=[own(one)], width=one.examples) for one in tasks]
             before = [reply.first_loss for reply in engine.train(whole, sent)]
-            rates = server.rates(len(tasks))
-            replies = {}
-            for rate in sorted(set(rates)):
-                some = [i for i, other in enumerate(rates) if other == rate]
-                answers = engine.train([tasks[i] for i in some], sent._replace(local_lr=rate))
-                replies |= dict(zip(some, answers, strict=True))
-            answers = [replies[i] for i in range(len(tasks))]
-            server.step(
-                [reply.delta for reply in answers],
-                loss=before,
-                train_loss=[reply.mean_loss for reply in answers],
-                examples=None if config.weighting == "uniform" else [reply.examples for reply in answers],
-            )
+            weigh = config.weighting != "uniform"
+            if climbing and server.state.climbs:
+                _climb(server, engine, tasks, sent, before, weigh=weigh)
+            else:
+                _train_once(server, engine, tasks, sent, before, weigh=weigh)
             if (t + 1) % config.eval_every == 0 or t + 1 > config.rounds - 3:
                 kept = sent._replace(weights=server.averaged)
                 seen.append(100 * engine.evaluate(kept)[1])
     finally:
         simulation.close()
     return mean(seen[-3:])
+
+
+def _train_once(
+    server: Server, engine: Engine, tasks: list[ClientTask], sent: Sent, before: list[float], *, weigh: bool
+) -> None:
+    rates = server.rates(len(tasks))
+    replies: dict[int, Reply] = {}
+    for rate in sorted(set(rates)):
+        some = [i for i, other in enumerate(rates) if other == rate]
+        answers = engine.train([tasks[i] for i in some], sent._replace(local_lr=rate))
+        replies |= dict(zip(some, answers, strict=True))
+    answers = [replies[i] for i in range(len(tasks))]
+    server.step(
+        [reply.delta for reply in answers],
+        loss=before,
+        train_loss=[reply.mean_loss for reply in answers],
+        examples=[reply.examples for reply in answers] if weigh else None,
+    )
+
+
+def _climb(
+    server: Server, engine: Engine, tasks: list[ClientTask], sent: Sent, before: list[float], *, weigh: bool
+) -> None:
+    found = [_best(server.loop.plan.ladder or Ladder(), engine, task, sent) for task in tasks]
+    told = [i for i, (_, vote, _) in enumerate(found) if vote is not None]
+    if not told:  # no rate makes a difference to anybody
+        server.step([reply.delta for reply, _, _ in found], loss=before)
+        return
+    report = _summed_up(
+        [found[i][0].delta for i in told],
+        [before[i] for i in told],
+        [found[i][0].examples for i in told] if weigh else None,
+        range(len(told)),
+        None,
+        None,
+        server.norm_cap,
+    )
+    votes = tuple((vote, gain) for _, vote, gain in found if vote is not None)
+    server.state, _ = server.loop.update(server.state, report._replace(votes=votes, climbed=True))
+
+
+def _best(ladder: Ladder, engine: Engine, task: ClientTask, sent: Sent) -> tuple[Reply, int | None, float]:
+    """A client's reply at the rate that it finds best, its vote, and what that gained."""
+
+    def trained(rate: float) -> tuple[Reply, float]:
+        [reply] = engine.train([task], sent._replace(local_lr=rate))
+        usable = math.isfinite(float(inner(reply.delta, reply.delta)))
+        if len(task.batches) > 1 or not usable:
+            return reply, reply.mean_loss if usable else math.inf
+        [after] = engine.train([task], sent._replace(weights=sent.weights - reply.delta))
+        return reply, (reply.mean_loss + after.first_loss) / 2
+
+    best, _ = trained(TRIED)
+    moved, length = (math.sqrt(float(inner(array, array))) for array in (best.delta, sent.weights))
+    start, scores = ladder.start(moved, length), dict[int, float]()
+    while (rung := ladder.next(scores, start)) is not None:
+        reply, score = trained(ladder.rate(rung)) if ladder.rate(rung) <= 10 else (best, math.inf)
+        best = reply if score < min(scores.values(), default=math.inf) else best
+        scores[rung] = score
+    return best, ladder.vote(scores), ladder.gained(scores)
 
 
 def own(task: ClientTask) -> Indices:
@@ -147,8 +206,8 @@ def tuned(run: Callable[[float], float], begin: int) -> tuple[float, float]:
 def judge(k: int, method: str) -> dict[str, Any]:
     """One method in setting ``k``."""
     setting = draw(k)
-    if method == SERVED:
-        return {"k": k, "method": method, "score": served(setting)}
+    if method in (SERVED, CLIMBING):
+        return {"k": k, "method": method, "score": served(setting, climbing=method == CLIMBING)}
     if method not in RIVALS:
         return {"k": k, "method": method, "score": score(setting, method)}
     begin = -5 if setting.get("local_optimizer", "").startswith("adam") else -2
@@ -195,9 +254,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=37, help="how many settings")
     parser.add_argument("--method", default="fedhyper", help="the method that is judged")
     parser.add_argument("--served", action="store_true", help="fedhyper where clients train once a round")
+    parser.add_argument("--climbing", action="store_true", help="with --served: they try several rates in the start")
     parser.add_argument("--out", type=Path, default=Path("build/random.jsonl"), help="results, a line each")
     chosen = parser.parse_args()
-    chosen.method = SERVED if chosen.served else chosen.method
+    if chosen.climbing and not chosen.served:
+        parser.error("--climbing goes with --served: the simulator's clients climb anyway")
+    chosen.method = CLIMBING if chosen.climbing else SERVED if chosen.served else chosen.method
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.loads(line) for line in chosen.out.read_text().splitlines()] if chosen.out.exists() else []
     known = {(line["k"], line["method"]) for line in lines}

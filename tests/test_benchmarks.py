@@ -62,7 +62,7 @@ def test_rounds_come_back_as_they_were_saved(tmp_path: Path, monkeypatch: pytest
     assert [[b.tolist() for b in c.batches] for c in back] == [[[3, 1], [4, 1], [5]], [[9]]]
 
 
-@pytest.mark.parametrize("where", [[], ["--served"]])
+@pytest.mark.parametrize("where", [[], ["--served"], ["--served", "--climbing"]])
 def test_random_settings_are_those_of_the_page_and_their_file_is_gone_on_with(tmp_path: Path, where: list[str]) -> None:
     out = tmp_path / "random.jsonl"
     rival = {"k": 15, "method": "fedavg", "score": 50.0}
