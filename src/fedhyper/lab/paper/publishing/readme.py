@@ -60,15 +60,18 @@ def claims_block(parts: dict[str, Part | None]) -> str:
         part = parts.get(name)
         verdicts = known_verdicts(part) if part else {}
         here, there = (verdicts.get((text, task), {}) for task in ("mnist", "fmnist"))
-        rows.append([words, f"{_ours(here)} ([{name}](docs/results/{name}.md))", _holds(here), _holds(there)])
+        rows.append(
+            [words, f"{_ours(here)} ([{name}](docs/results/{name}.md))", _holds(here), _holds(there) + _lost(there)]
+        )
     header = ["the paper says", "MNIST, measured", "holds?", "on Fashion-MNIST?"]
-    return "\n".join([table(header, rows), "", *_after(parts)])
+    written = table(header, rows)
+    return "\n".join([written, "", *_after(parts, lost="†" in written)])
 
 
 def _ours(verdict: dict[str, Any]) -> str:
     if verdict.get("status") not in DECIDED:
         return "its runs are missing"
-    return str(verdict["ours"]) + (" †" if verdict.get("lost") else "")
+    return str(verdict["ours"]) + _lost(verdict)
 
 
 def _holds(verdict: dict[str, Any]) -> str:
@@ -77,6 +80,10 @@ def _holds(verdict: dict[str, Any]) -> str:
     if verdict.get("unsure"):
         return "cannot tell"
     return "yes" if verdict["status"] == "reproduced" else "no"
+
+
+def _lost(verdict: dict[str, Any]) -> str:
+    return " †" if verdict.get("lost") else ""
 
 
 def _missing(parts: dict[str, Part | None]) -> str:
@@ -99,16 +106,17 @@ def _missing(parts: dict[str, Part | None]) -> str:
                     (first if seeds[0] == "0" else more)[label] = None
                     more |= {label: None} if "," in seeds else {}
     found = [f"{words}: {', '.join(labels)}" for words, labels in (("seed 0", first), ("more seeds", more)) if labels]
-    return "; ".join(found) or "nothing"
+    return "; ".join(found)
 
 
-def _after(parts: dict[str, Part | None]) -> list[str]:
+def _after(parts: dict[str, Part | None], *, lost: bool) -> list[str]:
     absent = [(name, words) for name, words in _ELSEWHERE if not (parts.get(name) or {}).get("done")]
     elsewhere = "".join(f"{words} ([{name}](docs/results/{name}.md)); " for name, words in absent)
+    missing = _missing(parts)
     return [
         "“Cannot tell”: a difference, either way, of less than half a point with one seed, or than the standard error",
-        "of several. †: published by an earlier session whose runs were not kept; the runs behind the rest are in",
-        "`docs/results/runs/`.",
-        f"**Missing on MNIST**, {_missing(parts)}.",
+        "of several. The runs are in `docs/results/runs/`."
+        + (" †: published by an earlier session whose runs were not kept." if lost else ""),
+        f"**Missing on MNIST**, {missing}." if missing else "On MNIST every run that these rows ask for is there.",
         f"Not run in the paper's setting: {elsewhere}CIFAR-10 and Shakespeare, which want a GPU there.",
     ]
