@@ -148,6 +148,9 @@ def test_whose_updates_make_the_first_step() -> None:
     assert tries.used([-6, -4, -3, -2, 0, -4], [0.1, 0.5, 0.7, 1.0, -LOST, -LOST]) == {1, 2}  # -3 was found
     cut_short = Tries(Ladder(), ((-10, 0.0), (-4, 0.9), (-1, 1.0), (2, -9.0)))
     assert (cut_short.best(), cut_short.done, cut_short.found) == ((-4, -1, 1.0), False, -3)
+    short = Tries(Ladder(), tries.tried, short=True)  # momentum does not grow in a few rounds
+    assert (tries.found, short.found) == (-3, -2)
+    assert short.used([-6, -4, -3, -2, 0], [0.1, 0.5, 0.7, 1.0, -LOST]) == {1, 2, 3}
     nothing = Tries(Ladder(), ((-6, 0.0), (-4, 0.0), (-2, 0.0)))
     assert nothing.used([-6, -4, -2], [0.0] * 3) == frozenset()
 

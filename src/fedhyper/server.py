@@ -121,14 +121,15 @@ class Server:
             report = RoundReport(update if usable else None, losses, sq_norm, statistics, refused=not usable)
         else:
             ladder, near, votes = self.loop.plan.ladder, list(range(len(update))), None
+            last = self.rounds > 0 and self.round + 1 >= self.rounds // PART
             if ladder is not None and rungs and train_loss is not None:
                 before = [None] * len(rungs) if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
                 gains = gains_of(rungs, list(map(float, train_loss)), before, self.state.plan.first)
                 votes = tuple(zip(rungs, gains, strict=True))
-                near = sorted(Tries(ladder, (*self.state.plan.tried, *votes)).used(rungs, gains))
+                known = self.state.plan.tried
+                near = sorted(Tries(ladder, (*known, *votes), short=last and not known).used(rungs, gains))
             rates = None if votes is None or ladder is None else [ladder.rate(rung) for rung in rungs]
             report = _summed_up(list(update), loss, examples, near, statistics, rates, self.norm_cap)
-            last = self.rounds > 0 and self.round + 1 >= self.rounds // PART
             report = report._replace(votes=votes, enough=last)
         self.state, decision = self.loop.update(self.state, report)
         return decision

@@ -51,6 +51,7 @@ class Tries:
 
     ladder: Ladder
     tried: Tried = ()
+    short: bool = False  # whether the run is so short that its first round of this is its last
 
     def spread(self, clients: int) -> list[int]:
         """A rung for each of the clients of the next round. First from 1e-5 to 10; what is left over goes to the
@@ -153,9 +154,11 @@ class Tries:
 
     @property
     def found(self) -> int | None:
-        """The rung to begin with. A start that was cut short is one of a short run: it has less time to be prudent."""
+        """The rung to begin with. A start that was cut short, or of a short run, has less time to be prudent, and less
+        to fear: in the first rounds the server's momentum has not grown yet."""
         best = self.best()
-        return None if best is None else best.rung if self.done else min(best.rung + 1, best.top)
+        prudent = self.done and not self.short
+        return None if best is None else best.rung if prudent else min(best.rung + 1, best.top)
 
     def used(self, rungs: Sequence[int], gains: Sequence[float]) -> frozenset[int]:
         """Whose updates of this round, the last, make the first step: at the rung that was found, or up to two below;

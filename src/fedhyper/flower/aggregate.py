@@ -222,7 +222,8 @@ class Aggregator:
         if expected.own_lr is not None and (own := untold(self.ladder, tried, gains, expected.own_lr)):
             return [reply for i, (reply, _) in enumerate(known) if i in own], None, expected.own_lr
         votes = tuple(zip(tried, gains, strict=True))
-        found = Tries(self.ladder, (*expected.tried, *votes)).used(tried, gains)
+        short = expected.enough and not expected.tried
+        found = Tries(self.ladder, (*expected.tried, *votes), short=short).used(tried, gains)
         used = [reply for i, (reply, _) in enumerate(known) if i in found]
         best = self.ladder.rate(max(rungs[reply.node] for reply in used)) if used and expected.hurried else None
         return used, votes, best
