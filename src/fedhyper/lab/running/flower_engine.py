@@ -224,6 +224,7 @@ class _Flower:
             self._grids.put(error)
 
     def __enter__(self) -> Grid:
+        self._level = logging.getLogger("flwr").level
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self._thread.start()
         grid = self._grids.get()
@@ -234,3 +235,4 @@ class _Flower:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join(60)
+        logging.getLogger("flwr").setLevel(self._level)
