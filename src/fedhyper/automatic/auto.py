@@ -173,7 +173,7 @@ class Auto:
         """Clients tried one rate each. The weights wait (``climbs``) until that tells enough."""
         old: AutoState = state.memory
         usable = [(rung, gain) for rung, gain in seen.votes or () if LOWEST <= rung <= HIGHEST and math.isfinite(gain)]
-        tries = Tries(self.ladder, (*old.tried, *usable), short=seen.enough and old.t == 0)
+        tries = Tries(self.ladder, (*old.tried, *usable), short=seen.enough and not old.tried)
         damage = Damage(self.share, self.voices).meet(old.damage, seen.losses)
         if not (tries.done or seen.enough or old.t + 1 >= self.voices):
             rungs, gains = zip(*tries.tried, strict=True)
