@@ -234,6 +234,22 @@ def test_by_hand() -> None:
     assert healed.local_lr == pytest.approx(0.1 * 10 ** (-1 + 1 / (4 + 3)))  # 1/(t + voices) of it back
 
 
+def test_the_global_rate_is_above_one_where_that_was_looked_at_and_not_longer() -> None:
+    plan = Auto(ratio=10.0, voices=2, ahead=4)
+    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, lift=2)
+    state, rates = plan.update(plan.init(), begin), []
+    for _ in range(5):
+        rates.append(state.global_lr)
+        state = plan.update(state, Seen([1.0], 0.0, (1.0, 1.0), 1.0))
+    assert rates == [100.0] * 4 + [1.0]  # four rounds were seen, a longer run was not
+    state = plan.update(plan.init(), begin)
+    assert plan.nonsense(state).global_lr == 1.0
+    good = plan.update(state, Seen([1.0], 0.0, (1.0, 1.0), 1.0))
+    damaged = plan.update(good, Seen([1.0], 0.0, (9.0, 9.0), 1.0))
+    assert (good.global_lr, damaged.verdict) == (100.0, "damaged")
+    assert plan.update(damaged, Seen([1.0], 0.0, (1.0, 1.0), 1.0)).global_lr == 1.0
+
+
 def test_harm_lowers_the_rate_for_good_and_the_start_does_not_count() -> None:
     plan = Auto(ratio=10.0, voices=3, gain=0.0)
     state = plan.init()

@@ -16,7 +16,7 @@ from fedhyper.automatic.ladder import Ladder
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.build import make_simulation
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
-from fedhyper.sim.start import Entrant, Panel, centre, lengths, race
+from fedhyper.sim.start import Entrant, Panel, centre, lengths, lifted, race
 
 # --- who competes -------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,8 @@ def compete(
     panel = panel_of(lambda client, w: w + (noise if client % 2 else -noise) * (w != 0))
     known = dict(courses)
     rungs = [rung for rung in (voted, None if voted is None else voted - 1) if rung in known] or [max(known)]
-    return race(rungs, voted, lambda rung: Entrant(Given(known.get(rung, [0.5])), panel), enough, JUDGED_AFTER)
+    raced = race(rungs, voted, lambda rung: Entrant(Given(known.get(rung, [0.5])), panel), enough, JUDGED_AFTER)
+    return raced.best, raced.trials
 
 
 def test_the_best_goes_on() -> None:
@@ -136,7 +137,7 @@ def test_none_above_the_vote_ever_runs() -> None:
         ran.append(rung)
         return Entrant(Given([-float(rung + 10)]), panel_of(lambda client, w: w))
 
-    assert race([-2, -1], -1, enter, 0.0, JUDGED_AFTER)[0] == -1
+    assert race([-2, -1], -1, enter, 0.0, JUDGED_AFTER).best == -1
     assert max(ran) == -1
 
 
@@ -147,7 +148,7 @@ def test_the_vote_stands_unless_another_is_surely_better() -> None:
     noisy = iter(range(10**6))
     panel = panel_of(lambda client, w: w + 0.3 * math.sin(7.0 * next(noisy)))
     runs = {rung: Entrant(courses.get(rung, Given([0.5])), panel) for rung in (-3, -2, -1)}
-    assert race([-2, -1], -1, runs.__getitem__, 0.0, JUDGED_AFTER)[0] == -1
+    assert race([-2, -1], -1, runs.__getitem__, 0.0, JUDGED_AFTER).best == -1
 
 
 def test_it_goes_on_in_stretches_that_double_while_none_gains() -> None:
@@ -164,10 +165,18 @@ def test_only_the_last_rounds_are_judged() -> None:
 
     def found(judged_after: Sequence[int]) -> int | None:
         runs = {rung: Entrant(Given(course), panel) for rung, course in courses.items()}
-        return race([-2, -1], -1, runs.__getitem__, 0.1, judged_after)[0]
+        return race([-2, -1], -1, runs.__getitem__, 0.1, judged_after).best
 
     assert found((3, 6)) == -1
     assert found((12, 24)) == -2
+
+
+@pytest.mark.parametrize(("rounds", "judged"), [(1, 1), (3, 1), (5, 2), (8, 2), (9, 3), (12, 3), (24, 3)])
+def test_of_a_short_race_the_last_quarter_is_judged(rounds: int, judged: int) -> None:
+    entrant = Entrant(Given([9.0] * (rounds - judged) + [-1.0]), panel_of(lambda client, w: w))
+    assert set(entrant.lost(rounds) or ()) == {-1.0}
+    entrant = Entrant(Given([9.0] * (rounds - judged + 1) + [-1.0]), panel_of(lambda client, w: w))
+    assert set(entrant.lost(rounds) or ()) != {-1.0}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +206,39 @@ def test_where_none_survives_a_lower_one_joins() -> None:
 
 
 def test_without_candidates_there_is_no_race() -> None:
-    assert race([], None, lambda _: pytest.fail("nobody may run"), 0.0, JUDGED_AFTER) == (None, 0)
+    raced = race([], None, lambda _: pytest.fail("nobody may run"), 0.0, JUDGED_AFTER)
+    assert (raced.best, raced.trials) == (None, 0)
+
+
+# --- the lift -----------------------------------------------------------------------------------------------------
+
+
+def lift(
+    courses: dict[tuple[int, int], Sequence[float | None]], lost: float = -1.0, noise: float = 0.0
+) -> tuple[int, int, int]:
+    """By (rung, rungs of the global rate above 1) what becomes of a run of three rounds; it was -1 at rung -1."""
+    panel = panel_of(lambda client, w: w * (1 + (noise if client % 2 else -noise)))
+    return lifted(-1, [lost] * 50, 3, lambda *key: Entrant(Given(courses.get(key, [0.0])), panel))
+
+
+def test_the_global_rate_rises_while_that_is_surely_better() -> None:
+    assert lift({}) == (-1, 0, 6)  # two runs of three rounds: the same rung, and the one that keeps the product
+    assert lift({(-1, 1): [-1.5]}) == (-1, 1, 15)
+    assert lift({(-2, 1): [-1.5]}) == (-2, 1, 15)
+    assert lift({(-1, 1): [-1.5], (-2, 1): [-1.2], (-3, 2): [-2.0]}) == (-3, 2, 27)
+    assert lift({(-3, 2): [-2.0]}) == (-1, 0, 6)  # nobody looks behind what is worse
+    assert lift({(-1, 1): [-1.1]}, noise=3.0)[:2] == (-1, 0)  # better on average, for half of them
+
+
+def test_a_lifted_run_that_breaks_off_is_not_taken() -> None:
+    assert lift({(-1, 1): [None], (-2, 1): [-5.0, -5.0, None]}) == (-1, 0, 4)
+    assert lift({(-1, 1): [None], (-2, 1): [-5.0]})[:2] == (-2, 1)
+
+
+def test_what_only_rises_comes_to_an_end() -> None:
+    panel = panel_of(lambda client, w: w)
+    found = lifted(-24, [0.0] * 50, 1, lambda rung, lift: Entrant(Given([-float(lift)]), panel))
+    assert found[:2] == (-24, 8)  # and no rung below the lowest is tried
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------
@@ -225,6 +266,28 @@ def test_the_rounds_of_the_race_are_those_of_the_run(monkeypatch: pytest.MonkeyP
     assert kept == restored
     assert again[0][0].pop("start_trials") == kept[0][0].pop("start_trials") + 12 * 10  # rounds × clients
     assert kept == again
+
+
+def test_a_run_that_was_seen_to_its_end_has_longer_steps() -> None:
+    """At a global rate of 1 it ended at 57 %."""
+
+    def course(rounds: int, restored_after: int = 99) -> tuple[list[float], list[float | None], str]:
+        values = {"task": "digits", "method": "fedhyper", "rounds": rounds, "model": "mlp", "clients": 30, "seed": 3}
+        simulation = make_simulation(make_config(values | {"clients_per_round": 10, "batch_size": 16}), workers=1)
+        records = []
+        for t in range(min(rounds, 14)):
+            if t == restored_after:
+                simulation.restore(*simulation.state())
+            records.append(simulation.run_round())
+        digest = simulation.weights_sha256()
+        simulation.close()
+        return [one["global_lr"] for one in records], [one["accuracy"] for one in records], digest
+
+    rates, accuracy, digest = course(3)
+    assert rates == pytest.approx([10**0.5] * 3)
+    assert (accuracy[-1] or 0) > 0.66
+    assert course(3, restored_after=1) == (rates, accuracy, digest)
+    assert course(40)[0] == [1.0] * 14
 
 
 def final_accuracy(**settings: Any) -> float:

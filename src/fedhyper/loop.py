@@ -40,6 +40,8 @@ class RoundReport(NamedTuple):
     votes       (rung, what was gained) of each client that tried rates out. None: the host cannot let them
     climbed     whether each of them tried several rates by itself; otherwise one each, which tells less. Without votes:
                 whether the rate that was given is to be kept to within a rung
+    lift        with the votes: rungs by which longer steps of the server were found to be better, in a run that the
+                host has seen to its end
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
     enough      whether trying rates out, one a client, is to end with this round: a run must not be all start
@@ -54,6 +56,7 @@ class RoundReport(NamedTuple):
     refused: int = 0
     votes: tuple[tuple[int, float], ...] | None = None
     climbed: bool = False
+    lift: int = 0
     aggregate: Array | None = None
     stepped: Array | None = None
     refuted: bool = False
@@ -154,7 +157,7 @@ class ServerLoop:
         else:
             sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
             seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed, report.refuted)
-            plan = self.plan.update(state.plan, seen)
+            plan = self.plan.update(state.plan, seen._replace(lift=report.lift))
         if plan.verdict == "damaged":
             good, fresh = state.good, self.steps_with.init()
             back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)

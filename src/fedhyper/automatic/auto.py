@@ -5,7 +5,8 @@
     damage   if most clients meet weights that were damaged: back, and a rung lower   damage.py
     harm     if most rounds meet a loss above the first one: the same, and for good   damage.py
     asked    where many clients can be: whether going back is better for what is kept  sim/start.py
-    step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − M_t                       optimizers.py
+    step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − α M_t                     optimizers.py
+             α is 1; in a run so short that the start sees its end, what is best there  sim/start.py
     keep     a mean over about the last quarter of the run                            averages.py
 
 Where clients train once a round, each tries one rate while the weights wait (tries.py). Nobody can be asked there, so a
@@ -50,6 +51,7 @@ class AutoState(NamedTuple):
     times: int = 0  # how often there was damage
     damage: DamageState = DamageState()
     climbed: bool = False  # whether the votes are those of clients that tried several rates each
+    lift: int = 0  # rungs by which the global rate is above 1 in the first ``ahead`` rounds, where that was looked at
 
     @property
     def tried(self) -> Tried:
@@ -73,7 +75,7 @@ class Auto:
     """
 
     local_lr: float = setting(0.01, "a hint, used only where clients cannot try rates out", above=0)
-    global_lr: float = setting(1.0, "multiplies the hint; the global rate itself is 1", above=0)
+    global_lr: float = setting(1.0, "multiplies the hint; the global rate itself is 1, or found in a short run that can be looked at to its end", above=0)
     ratio: float = setting(
         10**0.5, "factor between two rates that are tried, and how far the rate may move from the best", above=1
     )
@@ -149,13 +151,14 @@ class Auto:
             alarm=alarm if alarm > 0 and old.t < 2 * self.voices and base > self._least(old) else math.inf,
         )
         h = float(cosine(seen.delta, seen.before))
+        lift = max(old.lift, seen.lift) if old.t < self.ahead else 0
         known = old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage)
         least = 0.0 if climbed else self._least(old)
         early = not climbed and old.t <= self.voices and base > least  # of a start that tells less: not an accident
         if damage.verdict == "damaged" and not early:
             return self._cut(state, known)
         if damage.verdict == "damaged" or damage.verdict == "harmed":  # the start was wrong: it is not come back to
-            lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least))
+            lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least), lift=0)
             return PlanState(1.0, self._rate(lower), "damaged", math.nan, lower, climbs=starting)
         rises = not (climbed or starting) and self._idles(old, damage, seen.losses, h)
         base = base * self.ratio if rises else base  # nothing has happened, so nothing is risked
@@ -166,8 +169,8 @@ class Auto:
         healed = max(0.0, old.cuts - 1 / ((old.t + self.voices) * old.times)) if old.times else 0.0
         heard = damage._replace(rounds=0, worse=0) if starting else damage  # rates only tried out may well do harm
         heard = heard._replace(heard=()) if rises else heard  # what comes next is of another rate
-        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed)
-        return PlanState(1.0, self._rate(memory), damage.verdict, h, memory, climbs=starting)
+        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed, lift)
+        return PlanState(float(self.ratio**lift), self._rate(memory), damage.verdict, h, memory, climbs=starting)
 
     def _try(self, state: PlanState, seen: Seen) -> PlanState:
         """Clients tried one rate each. The weights wait (``climbs``) until that tells enough."""
@@ -207,9 +210,8 @@ class Auto:
 
     def _cut(self, state: PlanState, memory: AutoState) -> PlanState:
         """A rung less, which comes back by 1/(t + voices) a round, the second time half as fast."""
-        memory = memory._replace(
-            t=memory.t + 1, c=min(memory.c, 0.0), cuts=min(memory.cuts + 1, MOST_CUTS), times=memory.times + 1
-        )
+        cuts = min(memory.cuts + 1, MOST_CUTS)
+        memory = memory._replace(t=memory.t + 1, c=min(memory.c, 0.0), cuts=cuts, times=memory.times + 1, lift=0)
         return PlanState(1.0, self._rate(memory), "damaged", math.nan, memory, climbs=memory.phase == "start")
 
     def _rate(self, memory: AutoState) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedhyper.loop import Decision, LoopState
 from fedhyper.sim.aggregate import Aggregate
-from fedhyper.sim.climbing import Votes
 from fedhyper.sim.engines.base import Sent
+from fedhyper.sim.start import Start
 
 
 class RunState(NamedTuple):
@@ -38,24 +38,24 @@ class Step(NamedTuple):
 
 
 class LookAhead:
-    """A run from ``state`` on, at the rate of ``votes``, those of its first round.
+    """A run from ``state`` on that begins with ``start``.
 
     Its rounds are the run's own if that is the rate that is found, so they are kept if ``keep``: (state, step) each.
     """
 
     def __init__(
-        self, step: Callable[[RunState, Votes | None], Step], state: RunState, votes: Votes, *, keep: bool
+        self, step: Callable[[RunState, Start | None], Step], state: RunState, start: Start, *, keep: bool
     ) -> None:
         self.trials = 0
         self.kept: deque[tuple[RunState, Step]] = deque()
         self._step, self._state, self._keep = step, state, keep
-        self._votes: Votes | None = votes
+        self._start: Start | None = start
 
     def step(self) -> Tensor | None:
         """What is kept after one round more, the mean of the last rounds; None where it had no usable update."""
-        step = self._step(self._state, self._votes)
+        step = self._step(self._state, self._start)
         if self._keep:
             self.kept.append((self._state, step))
-        self._state, self._votes = step.state, None
+        self._state, self._start = step.state, None
         self.trials += step.total.sent
         return None if step.delta is None else step.state.loop.mean.weights

@@ -20,7 +20,7 @@ from fedhyper.guard import NORM_CAP
 from fedhyper.loop import LoopState, ServerLoop
 from fedhyper.privacy import RUNGS, Privacy
 from fedhyper.sim.aggregate import Aggregate, judged
-from fedhyper.sim.climbing import Votes, climb
+from fedhyper.sim.climbing import climb
 from fedhyper.sim.cohorts import Cohorts, Sampling
 from fedhyper.sim.data.augment import Kind as AugmentKind
 from fedhyper.sim.data.augment import check_augment
@@ -179,7 +179,7 @@ class Simulation:
         start = None if ladder is None else self._find_start(ladder)
         # a round that the start has made is counted where it belongs, not in the first
         searched = 0.0 if start is None else time.perf_counter() - started - sum(sum(s.seconds) for s in self._own())
-        step = self._known_step() or self._step(state, None if start is None else start.votes)
+        step = self._known_step() or self._step(state, start)
         stepped = time.perf_counter()
         scores = self._evaluate(step.state) if evaluate else {"test_loss": None, "accuracy": None}
         done = time.perf_counter()
@@ -241,9 +241,10 @@ class Simulation:
         now = state.loop.now
         return Sent(now.weights, now.statistics, state.counters, local_lr, delta_down, self.clients_per_round)
 
-    def _step(self, state: RunState, votes: Votes | None = None) -> Step:
-        """The round after ``state``, which stays as it is; ``votes`` are those of a start."""
+    def _step(self, state: RunState, start: Start | None = None) -> Step:
+        """The round after ``state``, which stays as it is; the first of a run may have a ``start``."""
         plan, sent, started = self.method.plan, self._sent(state), time.perf_counter()
+        votes, lift = (None, 0) if start is None else (start.votes, start.lift)
         if votes and plan.ladder is not None:
             sent = sent._replace(local_lr=plan.ladder.rate(votes[0][0]))
 
@@ -259,7 +260,7 @@ class Simulation:
             replies = judged(replies, sent.weights, self.norm_cap)
         for reply in replies:
             total.add(reply)
-        report, trained = total.report(votes), time.perf_counter()
+        report, trained = total.report(votes)._replace(lift=lift), time.perf_counter()
         clip = total.next_clip() if isinstance(total, PrivateAggregate) else clip
 
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
@@ -285,12 +286,12 @@ class Simulation:
             noise = generator(self.seed, "votes", t).standard_normal(RUNGS).tolist()
             counted = self.privacy.counted([rung for rung, _ in climbed.votes], noise)
             voted = ladder.voted([rung for rung, _ in counted])
-            return Start(() if voted is None else ((voted, 0.0),) * ladder.voices, climbed.trials)
+            return Start(() if voted is None else ((voted, 0.0),) * ladder.voices, trials=climbed.trials)
 
-        runs: dict[Votes, LookAhead] = {}
+        runs: dict[Start, LookAhead] = {}
 
-        def run(votes: Votes) -> LookAhead:
-            return runs.setdefault(votes, LookAhead(self._step, state, votes, keep=sent.weights.numel() <= _KEPT))
+        def run(start: Start) -> LookAhead:
+            return runs.setdefault(start, LookAhead(self._step, state, start, keep=sent.weights.numel() <= _KEPT))
 
         start = find_start(
             self.engine,
@@ -302,7 +303,8 @@ class Simulation:
             run,
             self.rounds,
         )
-        self._known = runs[start.votes].kept if start.votes in runs else deque()
+        won = runs.get(start._replace(trials=0))
+        self._known = won.kept if won else deque()
         return start._replace(trials=start.trials - sum(step.total.sent for step in self._own()))
 
     def evaluate(self) -> dict[str, float]:

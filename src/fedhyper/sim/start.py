@@ -4,6 +4,7 @@
     check  the mean of their updates at each rate up to that, by its loss on a panel of many clients
     race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, or 24 if by then none
            has gained enough to tell, and the panel says which is best. Its rounds are the first of the run.
+    lift   in a run that the race has seen to its end: global rates above 1, as long as the panel likes them better
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
 The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
@@ -18,11 +19,12 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedhyper.automatic.ladder import LOWEST, Ladder
+from fedhyper.automatic.ladder import HIGHEST, LOWEST, Ladder
 from fedhyper.sim.climbing import Votes, climb
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent
 
-JUDGED = 3  # rounds, the last ones of a race, that a panel judges: where a rate leads to, not how it got there
+JUDGED = 3  # rounds, the last ones of a race, that a panel judges: where a rate leads to, not how it got there; of
+# fewer than nine rounds the last quarter
 ENOUGH = 0.5  # of what a client gains by itself in its best first round: a race in which nobody gains that goes on
 LOST = 1e30  # what a loss that is not a number counts as; finite, so that differences are numbers
 PANEL = 50  # batches that judge, of as many clients if there are; raising it costs time
@@ -32,11 +34,13 @@ class Start(NamedTuple):
     """Where a run begins.
 
     votes   the rung that was found, with what the median client gained, as often as ``Ladder.voices`` asks; () if none
+    lift    rungs by which the global rate is above 1, in a run that was seen to its end
     trials  local rounds beyond those of an ordinary run, all clients together; the panel's batches are not counted
     """
 
     votes: Votes
-    trials: int
+    lift: int = 0
+    trials: int = 0
 
 
 class Run(Protocol):
@@ -85,10 +89,10 @@ def find_start(
     cohorts: Iterator[Sequence[ClientTask]],
     share: Callable[[ClientTask], float],
     panel: Panel,
-    run: Callable[[Votes], Run],
+    run: Callable[[Start], Run],
     rounds: int = 0,
 ) -> Start:
-    """``cohorts``: who votes in this round and, if these are few, in the next; ``run``: one that has such votes;
+    """``cohorts``: who votes in this round and, if these are few, in the next; ``run``: one that begins so;
     ``rounds``: how many there will be, 0 if nobody knows.
     """
     first = climb(engine, next(cohorts), sent, ladder, share)
@@ -101,11 +105,17 @@ def find_start(
     seen = {rung: centre(panel.loses(sent.weights - mean))[0] for rung, mean in below.items()}
     gain = median_low([gain for _, gain in votes]) if votes else 0.0
 
-    def enter(rung: int) -> Entrant:
-        return Entrant(run(((rung, gain),) * ladder.voices), panel)
+    def enter(rung: int, lift: int = 0) -> Entrant:
+        return Entrant(run(Start(((rung, gain),) * ladder.voices, lift)), panel)
 
-    best, cost = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, lengths(ladder.ahead, rounds))
-    return Start(() if best is None else ((best, gain),) * ladder.voices, trials + cost)
+    raced = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, lengths(ladder.ahead, rounds))
+    trials += raced.trials
+    if raced.best is None:
+        return Start((), trials=trials)
+    best, lift, cost = raced.best, 0, 0
+    if raced.lost and raced.rounds == rounds:
+        best, lift, cost = lifted(raced.best, raced.lost, rounds, enter)
+    return Start(((best, gain),) * ladder.voices, lift, trials + cost)
 
 
 class Entrant:
@@ -120,13 +130,14 @@ class Entrant:
 
     def lost(self, rounds: int) -> list[float] | None:
         """Each judge's mean over the last of so many rounds; None once a round had no usable update."""
+        last = min(JUDGED, math.ceil(rounds / 4))
         while self._done < rounds and not self._dead:
             weights = self.run.step()
             self._done += 1
             self._dead = weights is None
-            if weights is not None and self._done > rounds - JUDGED:
+            if weights is not None and self._done > rounds - last:
                 self._judged.append(self._panel.loses(weights))
-        ends = self._judged[-min(JUDGED, rounds) :]
+        ends = self._judged[-last:]
         return None if self._dead else [sum(judge) / len(ends) for judge in zip(*ends, strict=True)]
 
 
@@ -142,14 +153,24 @@ def lengths(ahead: int, rounds: int) -> list[int]:
     return found
 
 
+class Raced(NamedTuple):
+    """How a race ended: the best rung, None without any, what each judge lost by it, and after how many rounds that was
+    said; local rounds that all of it took."""
+
+    best: int | None
+    lost: Sequence[float]
+    rounds: int
+    trials: int
+
+
 def race(
     rungs: Sequence[int],
     voted: int | None,
     enter: Callable[[int], Entrant],
     enough: float,
     lengths: Sequence[int],
-) -> tuple[int | None, int]:
-    """The rung whose run a panel likes best, None without any, and how many local rounds that took.
+) -> Raced:
+    """The rung whose run a panel likes best.
 
     It is judged after each of ``lengths``, until one of the runs has surely gained ``enough``: where clients have few
     classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join, though
@@ -179,9 +200,28 @@ def race(
             if of_best is not None and of_voted is not None:
                 better = _surely_below([a - b for a, b in zip(of_best, of_voted, strict=True)])
                 best = best if better else highest
-            return best, sum(one.run.trials for one in runs.values())
+            trials = sum(one.run.trials for one in runs.values())
+            return Raced(best, lost[best] or (), lengths[judged], trials)
         runs |= {rung: enter(rung) for rung in joining}
-    return None, 0
+    return Raced(None, (), 0, 0)
+
+
+def lifted(top: int, lost: Sequence[float], rounds: int, enter: Callable[[int, int], Entrant]) -> tuple[int, int, int]:
+    """The rung, by how many rungs the global rate is above 1, and how many local rounds it took to find that.
+
+    A global rate of r, r², … at the rung that won the race, ``top``, or at one that is lower by as much or less, while
+    that is surely better than ``lost``. Only for a run that the race has seen to its end: such steps may do harm later.
+    """
+    best, lift, trials = top, 0, 0
+    while lift < HIGHEST:
+        runs = {rung: enter(rung, lift + 1) for rung in range(max(top - lift - 1, LOWEST), top + 1)}
+        ends = {rung: end for rung, one in runs.items() if (end := one.lost(rounds)) is not None}
+        trials += sum(one.run.trials for one in runs.values())
+        longer = min(ends, key=lambda rung: centre(ends[rung]), default=None)
+        if longer is None or not _surely_below([a - b for a, b in zip(ends[longer], lost, strict=True)]):
+            break
+        best, lift, lost = longer, lift + 1, ends[longer]
+    return best, lift, trials
 
 
 def _surely_below(values: Sequence[float]) -> bool:
