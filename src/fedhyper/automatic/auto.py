@@ -75,7 +75,9 @@ class Auto:
     """
 
     local_lr: float = setting(0.01, "a hint, used only where clients cannot try rates out", above=0)
-    global_lr: float = setting(1.0, "multiplies the hint; the global rate itself is 1, or found in a short run that can be looked at to its end", above=0)
+    global_lr: float = setting(
+        1.0, "multiplies the hint; the global rate is 1, or found in a run short enough to be seen whole", above=0
+    )
     ratio: float = setting(
         10**0.5, "factor between two rates that are tried, and how far the rate may move from the best", above=1
     )
