@@ -661,10 +661,10 @@ def test_natural_clients_lose_what_is_held_out() -> None:
 
 
 def test_a_validation_set_continues_and_is_part_of_what_a_run_is(tmp_path: Path) -> None:
-    whole = run_experiment(tiny(validation=0.1), tmp_path / "whole")
-    run_experiment(tiny(validation=0.1, rounds=2), tmp_path / "parts")
-    parts = run_experiment(tiny(validation=0.1), tmp_path / "parts", resume=True)
+    whole = run_experiment(tiny(validation=0.1, method="fedhyper-g"), tmp_path / "whole")
+    run_experiment(tiny(validation=0.1, method="fedhyper-g", rounds=2), tmp_path / "parts")
+    parts = run_experiment(tiny(validation=0.1, method="fedhyper-g"), tmp_path / "parts", resume=True)
     assert parts["weights_sha256"] == whole["weights_sha256"]
     with pytest.raises(CheckpointRefused, match="validation"):
-        run_experiment(tiny(rounds=9), tmp_path / "parts", resume=True)
+        run_experiment(tiny(method="fedhyper-g", rounds=9), tmp_path / "parts", resume=True)
     assert "validation" not in identity(tiny()), "runs from before there was such a key go on"
