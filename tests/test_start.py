@@ -223,10 +223,11 @@ def lift(
 
 def test_the_global_rate_rises_while_that_is_surely_better() -> None:
     assert lift({}) == (-1, 0, 6)  # two runs of three rounds: the same rung, and the one that keeps the product
-    assert lift({(-1, 1): [-1.5]}) == (-1, 1, 15)
-    assert lift({(-2, 1): [-1.5]}) == (-2, 1, 15)
-    assert lift({(-1, 1): [-1.5], (-2, 1): [-1.2], (-3, 2): [-2.0]}) == (-3, 2, 27)
-    assert lift({(-3, 2): [-2.0]}) == (-1, 0, 6)  # nobody looks behind what is worse
+    assert lift({(-1, 1): [-1.5]}) == (-1, 1, 12)
+    assert lift({(-2, 1): [-1.5]}) == (-2, 1, 12)
+    assert lift({(-1, 1): [-1.5], (-2, 1): [-1.2], (-2, 2): [-2.0]}) == (-2, 2, 18)
+    assert lift({(-2, 1): [-1.5], (-3, 2): [-2.0]}) == (-2, 1, 12)  # the rates are not traded for one another
+    assert lift({(-1, 2): [-2.0]}) == (-1, 0, 6)  # nobody looks behind what is worse
     assert lift({(-1, 1): [-1.1]}, noise=3.0)[:2] == (-1, 0)  # better on average, for half of them
 
 

@@ -209,12 +209,13 @@ def race(
 def lifted(top: int, lost: Sequence[float], rounds: int, enter: Callable[[int, int], Entrant]) -> tuple[int, int, int]:
     """The rung, by how many rungs the global rate is above 1, and how many local rounds it took to find that.
 
-    A global rate of r, r², … at the rung that won the race, ``top``, or at one that is lower by as much or less, while
-    that is surely better than ``lost``. Only for a run that the race has seen to its end: such steps may do harm later.
+    A global rate of r, r², … at the rung that won the race, ``top``, or at the one below, while that is surely better
+    than ``lost``. Only for a run that the race has seen to its end: such steps may do harm later. (Tried and worse: the
+    same rung alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5.)
     """
     best, lift, trials = top, 0, 0
     while lift < HIGHEST:
-        runs = {rung: enter(rung, lift + 1) for rung in range(max(top - lift - 1, LOWEST), top + 1)}
+        runs = {rung: enter(rung, lift + 1) for rung in range(max(top - 1, LOWEST), top + 1)}
         ends = {rung: end for rung, one in runs.items() if (end := one.lost(rounds)) is not None}
         trials += sum(one.run.trials for one in runs.values())
         longer = min(ends, key=lambda rung: centre(ends[rung]), default=None)
