@@ -3,8 +3,9 @@
     vote   ten clients try rates, each by itself, and vote for their best (climbing.py, ``automatic.ladder``)
     check  the mean of their updates at each rate up to that, by its loss on a panel of many clients
     race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, or 24 if by then none
-           has gained enough to tell, and the panel says which is best. Its rounds are the first of the run.
-    lift   in a run that the race has seen to its end: global rates above 1, as long as the panel likes them better
+           has gained enough to tell, and the panel says which is best. Its rounds are the first of the run. A shorter
+           run is raced to its end, and further only if nobody has surely gained by then
+    lift   in a run that was raced to its end: global rates above 1, as long as the panel likes them better
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
 The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
@@ -108,7 +109,9 @@ def find_start(
     def enter(rung: int, lift: int = 0) -> Entrant:
         return Entrant(run(Start(((rung, gain),) * ladder.voices, lift)), panel)
 
-    raced = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, lengths(ladder.ahead, rounds))
+    # of a run that is seen whole the end is known: there any sure gain tells
+    stages = [(length, 0.0 if length == rounds else ENOUGH * gain) for length in lengths(ladder.ahead, rounds)]
+    raced = race(ladder.candidates(voted, seen), voted, enter, stages)
     trials += raced.trials
     if raced.best is None:
         return Start((), trials=trials)
@@ -167,14 +170,13 @@ def race(
     rungs: Sequence[int],
     voted: int | None,
     enter: Callable[[int], Entrant],
-    enough: float,
-    lengths: Sequence[int],
+    stages: Sequence[tuple[int, float]],
 ) -> Raced:
     """The rung whose run a panel likes best.
 
-    It is judged after each of ``lengths``, until one of the runs has surely gained ``enough``: where clients have few
-    classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join, though
-    none above what was voted for, and ``voted`` stands unless another is better by more than a standard error.
+    ``stages``: it is judged after so many rounds, until one of the runs has surely gained so much: where clients have
+    few classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join,
+    though none above what was voted for, and ``voted`` stands unless another is better by more than a standard error.
     (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote;
     going down while none gains, which ends at a rate that does nothing; a race that ends with the first sure gain,
     however small, which with two classes a client was a rung too low; the newest weights instead of the mean that is
@@ -183,13 +185,14 @@ def race(
     runs, judged = {rung: enter(rung) for rung in rungs}, 0
     highest = max(rungs, default=0) if voted is None else voted
     while runs:
-        lost = {rung: one.lost(lengths[judged]) for rung, one in runs.items()}
+        rounds, enough = stages[judged]
+        lost = {rung: one.lost(rounds) for rung, one in runs.items()}
         scores = {rung: math.inf if one is None else centre(one)[0] for rung, one in lost.items()}
         best = Ladder.best(scores)
         of_best = lost[best]
         if of_best is None:
             nearby = {min(runs) - 1}
-        elif judged < len(lengths) - 1 and not _surely_below([loss + enough for loss in of_best]):
+        elif judged < len(stages) - 1 and not _surely_below([loss + enough for loss in of_best]):
             judged += 1
             continue
         else:
@@ -201,7 +204,7 @@ def race(
                 better = _surely_below([a - b for a, b in zip(of_best, of_voted, strict=True)])
                 best = best if better else highest
             trials = sum(one.run.trials for one in runs.values())
-            return Raced(best, lost[best] or (), lengths[judged], trials)
+            return Raced(best, lost[best] or (), rounds, trials)
         runs |= {rung: enter(rung) for rung in joining}
     return Raced(None, (), 0, 0)
 
