@@ -98,10 +98,6 @@ def test_an_alarm_is_refuted_only_by_what_is_surely_better() -> None:
 JUDGED_AFTER = (3, 6, 12, 24)
 
 
-def stages(enough: float, judged_after: Sequence[int] = JUDGED_AFTER) -> list[tuple[int, float]]:
-    return [(rounds, enough) for rounds in judged_after]
-
-
 class Given:
     """A run whose weight after round i is ``course[i]``; None: no usable update. The last one goes on for ever."""
 
@@ -115,13 +111,17 @@ class Given:
 
 
 def compete(
-    courses: dict[int, Sequence[float | None]], voted: int | None, noise: float = 0.0, enough: float = 0.0
+    courses: dict[int, Sequence[float | None]],
+    voted: int | None,
+    noise: float = 0.0,
+    enough: float = 0.0,
+    whole: int = 0,
 ) -> tuple[int | None, int]:
     """A race over ``courses`` in which a client's loss is the weight, each time a little different for half of them."""
     panel = panel_of(lambda client, w: w + (noise if client % 2 else -noise) * (w != 0))
     known = dict(courses)
     rungs = [rung for rung in (voted, None if voted is None else voted - 1) if rung in known] or [max(known)]
-    raced = race(rungs, voted, lambda rung: Entrant(Given(known.get(rung, [0.5])), panel), stages(enough))
+    raced = race(rungs, voted, lambda rung: Entrant(Given(known.get(rung, [0.5])), panel), enough, JUDGED_AFTER, whole)
     return raced.best, raced.trials
 
 
@@ -141,7 +141,7 @@ def test_none_above_the_vote_ever_runs() -> None:
         ran.append(rung)
         return Entrant(Given([-float(rung + 10)]), panel_of(lambda client, w: w))
 
-    assert race([-2, -1], -1, enter, stages(0.0)).best == -1
+    assert race([-2, -1], -1, enter, 0.0, JUDGED_AFTER).best == -1
     assert max(ran) == -1
 
 
@@ -152,7 +152,7 @@ def test_the_vote_stands_unless_another_is_surely_better() -> None:
     noisy = iter(range(10**6))
     panel = panel_of(lambda client, w: w + 0.3 * math.sin(7.0 * next(noisy)))
     runs = {rung: Entrant(courses.get(rung, Given([0.5])), panel) for rung in (-3, -2, -1)}
-    assert race([-2, -1], -1, runs.__getitem__, stages(0.0)).best == -1
+    assert race([-2, -1], -1, runs.__getitem__, 0.0, JUDGED_AFTER).best == -1
 
 
 def test_it_goes_on_in_stretches_that_double_while_none_gains() -> None:
@@ -169,7 +169,7 @@ def test_only_the_last_rounds_are_judged() -> None:
 
     def found(judged_after: Sequence[int]) -> int | None:
         runs = {rung: Entrant(Given(course), panel) for rung, course in courses.items()}
-        return race([-2, -1], -1, runs.__getitem__, stages(0.1, judged_after)).best
+        return race([-2, -1], -1, runs.__getitem__, 0.1, judged_after).best
 
     assert found((3, 6)) == -1
     assert found((12, 24)) == -2
@@ -205,18 +205,13 @@ def test_a_gain_too_small_to_tell_decides_nothing() -> None:
     assert compete(courses, -1, enough=0.01)[0] == -2
 
 
-def test_a_run_that_is_seen_whole_needs_no_more_than_a_sure_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[list[tuple[int, float]]] = []
-    monkeypatch.setattr("fedhyper.sim.start.race", lambda *args: told.append(args[-1]) or race(*args))
-    for rounds in (3, 40):
-        simulation = make_simulation(make_config({"task": "digits", "method": "fedhyper", "rounds": rounds}), workers=1)
-        simulation.run_round(evaluate=False)
-        simulation.close()
-    [short, long] = told
-    enough = long[0][1]
-    assert enough > 0
-    assert short == [(3, 0.0), (6, enough), (12, enough), (24, enough)]
-    assert long == [(12, enough), (24, enough)]
+def test_where_a_run_ends_any_sure_gain_tells_and_higher_rates_join() -> None:
+    courses = {-1: [-0.05] * 3 + [-1.0], -2: [-0.01], 0: [-0.2] * 3 + [5.0], 1: [0.1]}
+    assert compete(courses, -1, enough=0.5) == (-1, 12)  # a longer run: neither
+    assert compete(courses, -1, enough=0.5, whole=3) == (0, 12)  # four rates, three rounds each
+    assert compete(courses, -1, enough=0.5, whole=6)[0] == -1  # by then the higher one is lost
+    nothing = {-1: [0.05] * 3 + [-1.0], -2: [0.1]}
+    assert compete(nothing, -1, enough=0.5, whole=3)[0] == -1  # nobody has gained: it goes on
 
 
 def test_where_none_survives_a_lower_one_joins() -> None:
@@ -224,7 +219,7 @@ def test_where_none_survives_a_lower_one_joins() -> None:
 
 
 def test_without_candidates_there_is_no_race() -> None:
-    raced = race([], None, lambda _: pytest.fail("nobody may run"), stages(0.0))
+    raced = race([], None, lambda _: pytest.fail("nobody may run"), 0.0, JUDGED_AFTER)
     assert (raced.best, raced.trials) == (None, 0)
 
 

@@ -109,14 +109,13 @@ def find_start(
     def enter(rung: int, lift: int = 0) -> Entrant:
         return Entrant(run(Start(((rung, gain),) * ladder.voices, lift)), panel)
 
-    # of a run that is seen whole the end is known: there any sure gain tells
-    stages = [(length, 0.0 if length == rounds else ENOUGH * gain) for length in lengths(ladder.ahead, rounds)]
-    raced = race(ladder.candidates(voted, seen), voted, enter, stages)
+    after, whole = lengths(ladder.ahead, rounds), rounds if rounds <= ladder.ahead else 0
+    raced = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, after, whole)
     trials += raced.trials
     if raced.best is None:
         return Start((), trials=trials)
     best, lift, cost = raced.best, 0, 0
-    if raced.lost and raced.rounds == rounds:
+    if raced.lost and raced.rounds == whole:
         best, lift, cost = lifted(raced.best, raced.lost, rounds, enter)
     return Start(((best, gain),) * ladder.voices, lift, trials + cost)
 
@@ -170,33 +169,37 @@ def race(
     rungs: Sequence[int],
     voted: int | None,
     enter: Callable[[int], Entrant],
-    stages: Sequence[tuple[int, float]],
+    enough: float,
+    lengths: Sequence[int],
+    whole: int = 0,
 ) -> Raced:
     """The rung whose run a panel likes best.
 
-    ``stages``: it is judged after so many rounds, until one of the runs has surely gained so much: where clients have
-    few classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join,
-    though none above what was voted for, and ``voted`` stands unless another is better by more than a standard error.
-    (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote;
-    going down while none gains, which ends at a rate that does nothing; a race that ends with the first sure gain,
-    however small, which with two classes a client was a rung too low; the newest weights instead of the mean that is
-    kept, which with one client a round are those of the client that came last.)
+    It is judged after each of ``lengths``, until one of the runs has surely gained ``enough``: where clients have few
+    classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join, though
+    none above what was voted for, and ``voted`` stands unless another is better by more than a standard error. After
+    ``whole`` rounds the run is over: there any sure gain tells, and higher ones join, too, for nothing comes later.
+    (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote
+    in a run that goes on; going down while none gains, which ends at a rate that does nothing; a race that ends with
+    the first sure gain, however small, in a run that goes on, which with two classes a client was a rung too low; the
+    newest weights instead of the mean that is kept, which with one client a round are those of the client that came
+    last.)
     """
     runs, judged = {rung: enter(rung) for rung in rungs}, 0
     highest = max(rungs, default=0) if voted is None else voted
     while runs:
-        rounds, enough = stages[judged]
+        rounds, over = lengths[judged], lengths[judged] == whole
         lost = {rung: one.lost(rounds) for rung, one in runs.items()}
         scores = {rung: math.inf if one is None else centre(one)[0] for rung, one in lost.items()}
         best = Ladder.best(scores)
         of_best = lost[best]
         if of_best is None:
             nearby = {min(runs) - 1}
-        elif judged < len(stages) - 1 and not _surely_below([loss + enough for loss in of_best]):
+        elif judged < len(lengths) - 1 and not _surely_below([loss + (0 if over else enough) for loss in of_best]):
             judged += 1
             continue
         else:
-            nearby = {best - 1, min(best + 1, highest)} if scores[best] < 0 else set()
+            nearby = {best - 1, min(best + 1, HIGHEST if over else highest)} if scores[best] < 0 else set()
         joining = {rung for rung in nearby if rung >= LOWEST} - set(runs)
         if not joining:
             of_voted = lost.get(highest) if voted is not None else None
