@@ -235,15 +235,21 @@ def test_by_hand() -> None:
 
 
 def test_the_global_rate_is_above_one_where_that_was_looked_at_and_not_longer() -> None:
-    plan = Auto(ratio=10.0, voices=2, ahead=4)
-    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, lift=2)
+    plan = Auto(ratio=10.0, voices=2)
+    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, lift=(2, 4))
     state, rates = plan.update(plan.init(), begin), []
     for _ in range(5):
         rates.append(state.global_lr)
         state = plan.update(state, Seen([1.0], 0.0, (1.0, 1.0), 1.0))
     assert rates == [100.0] * 4 + [1.0]  # four rounds were seen, a longer run was not
     state = plan.update(plan.init(), begin)
-    assert plan.nonsense(state).global_lr == 1.0
+    assert plan.update(plan.nonsense(state), Seen([1.0], 0.0, (1.0, 1.0), 1.0)).global_lr == 1.0
+    harmed, rates = state, []
+    for _ in range(3):
+        harmed = plan.update(harmed, Seen([1.0], 0.0, (2.01, 2.01), 1.0))
+        rates.append(harmed.global_lr)
+    assert rates[0] == 100.0
+    assert rates[-1] == 1.0  # above where it began for as long as two voices are heard: the start was wrong
     good = plan.update(state, Seen([1.0], 0.0, (1.0, 1.0), 1.0))
     damaged = plan.update(good, Seen([1.0], 0.0, (9.0, 9.0), 1.0))
     assert (good.global_lr, damaged.verdict) == (100.0, "damaged")

@@ -211,7 +211,16 @@ def test_where_a_run_ends_any_sure_gain_tells_and_higher_rates_join() -> None:
     assert compete(courses, -1, enough=0.5, whole=3) == (0, 12)  # four rates, three rounds each
     assert compete(courses, -1, enough=0.5, whole=6)[0] == -1  # by then the higher one is lost
     nothing = {-1: [0.05] * 3 + [-1.0], -2: [0.1]}
-    assert compete(nothing, -1, enough=0.5, whole=3)[0] == -1  # nobody has gained: it goes on
+    assert compete(nothing, -1, enough=0.5, whole=3) == (-1, 12)  # nobody has gained: it goes on
+
+
+def test_what_is_told_at_the_end_of_a_run_is_not_untold_by_who_joins() -> None:
+    """A higher rate that is better on average and by no means surely does not send the race beyond the run."""
+    courses = {-1: [-0.5], -2: [-0.1], 0: [-0.6] * 3 + [-9.0], 1: [0.0]}
+    panel = panel_of(lambda client, w: w if w > -0.55 else w * (8 if client % 2 else -6))  # of 0: means -0.6, not sure
+    runs = {rung: Entrant(Given(course), panel) for rung, course in courses.items()}
+    raced = race([-2, -1], -1, runs.__getitem__, 0.4, JUDGED_AFTER, 3)
+    assert (raced.best, raced.rounds) == (-1, 3)
 
 
 def test_where_none_survives_a_lower_one_joins() -> None:
@@ -301,7 +310,8 @@ def test_a_run_that_was_seen_to_its_end_has_longer_steps() -> None:
     assert rates == pytest.approx([10**0.5] * 3)
     assert (accuracy[-1] or 0) > 0.66
     assert course(3, restored_after=1) == (rates, accuracy, digest)
-    assert course(40)[0] == [1.0] * 14
+    assert course(12)[0] == pytest.approx([10**0.5] * 12)
+    assert course(13)[0] == [1.0] * 13
 
 
 def final_accuracy(**settings: Any) -> float:

@@ -40,11 +40,11 @@ class RoundReport(NamedTuple):
     votes       (rung, what was gained) of each client that tried rates out. None: the host cannot let them
     climbed     whether each of them tried several rates by itself; otherwise one each, which tells less. Without votes:
                 whether the rate that was given is to be kept to within a rung
-    lift        with the votes: rungs by which longer steps of the server were found to be better, in a run that the
-                host has seen to its end
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
     enough      whether trying rates out, one a client, is to end with this round: a run must not be all start
+    lift        with the votes: rungs by which longer steps of the server were found to be better, and for how many
+                rounds, all of a run that the host has seen to its end
     refuted     whether the host, on a rollback, asked many clients and found nothing damaged: the same report with
                 this set, to the same state, goes on instead
     """
@@ -56,11 +56,11 @@ class RoundReport(NamedTuple):
     refused: int = 0
     votes: tuple[tuple[int, float], ...] | None = None
     climbed: bool = False
-    lift: int = 0
     aggregate: Array | None = None
     stepped: Array | None = None
     refuted: bool = False
     enough: bool = False
+    lift: tuple[int, int] = (0, 0)
 
 
 class Decision(NamedTuple):

@@ -31,7 +31,7 @@ class Seen(NamedTuple):
     climbed  whether each of them tried several rates by itself
     refuted  whether many clients were asked after these losses raised an alarm, and there is no damage
     enough   whether trying rates out is to end with this round
-    lift     with the votes: rungs by which longer steps of the server were found to be better
+    lift     with the votes: rungs by which longer steps of the server were found to be better, and for how many rounds
     """
 
     delta: Array
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
     climbed: bool = False
     refuted: bool = False
     enough: bool = False
-    lift: int = 0
+    lift: tuple[int, int] = (0, 0)
 
 
 class PlanState(NamedTuple):

@@ -51,7 +51,7 @@ class AutoState(NamedTuple):
     times: int = 0  # how often there was damage
     damage: DamageState = DamageState()
     climbed: bool = False  # whether the votes are those of clients that tried several rates each
-    lift: int = 0  # rungs by which the global rate is above 1 in the first ``ahead`` rounds, where that was looked at
+    lift: tuple[int, int] = (0, 0)  # rungs by which the global rate is above 1, and for how many rounds: those seen
 
     @property
     def tried(self) -> Tried:
@@ -153,14 +153,15 @@ class Auto:
             alarm=alarm if alarm > 0 and old.t < 2 * self.voices and base > self._least(old) else math.inf,
         )
         h = float(cosine(seen.delta, seen.before))
-        lift = max(old.lift, seen.lift) if old.t < self.ahead else 0
+        lift = max(old.lift, seen.lift)
+        global_lr = float(self.ratio ** lift[0]) if old.t < lift[1] else 1.0
         known = old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage)
         least = 0.0 if climbed else self._least(old)
         early = not climbed and old.t <= self.voices and base > least  # of a start that tells less: not an accident
         if damage.verdict == "damaged" and not early:
             return self._cut(state, known)
         if damage.verdict == "damaged" or damage.verdict == "harmed":  # the start was wrong: it is not come back to
-            lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least), lift=0)
+            lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least), lift=(0, 0))
             return PlanState(1.0, self._rate(lower), "damaged", math.nan, lower, climbs=starting)
         rises = not (climbed or starting) and self._idles(old, damage, seen.losses, h)
         base = base * self.ratio if rises else base  # nothing has happened, so nothing is risked
@@ -172,7 +173,7 @@ class Auto:
         heard = damage._replace(rounds=0, worse=0) if starting else damage  # rates only tried out may well do harm
         heard = heard._replace(heard=()) if rises else heard  # what comes next is of another rate
         memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed, lift)
-        return PlanState(float(self.ratio**lift), self._rate(memory), damage.verdict, h, memory, climbs=starting)
+        return PlanState(global_lr, self._rate(memory), damage.verdict, h, memory, climbs=starting)
 
     def _try(self, state: PlanState, seen: Seen) -> PlanState:
         """Clients tried one rate each. The weights wait (``climbs``) until that tells enough."""
@@ -213,7 +214,7 @@ class Auto:
     def _cut(self, state: PlanState, memory: AutoState) -> PlanState:
         """A rung less, which comes back by 1/(t + voices) a round, the second time half as fast."""
         cuts = min(memory.cuts + 1, MOST_CUTS)
-        memory = memory._replace(t=memory.t + 1, c=min(memory.c, 0.0), cuts=cuts, times=memory.times + 1, lift=0)
+        memory = memory._replace(t=memory.t + 1, c=min(memory.c, 0.0), cuts=cuts, times=memory.times + 1, lift=(0, 0))
         return PlanState(1.0, self._rate(memory), "damaged", math.nan, memory, climbs=memory.phase == "start")
 
     def _rate(self, memory: AutoState) -> float:

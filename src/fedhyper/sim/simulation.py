@@ -225,7 +225,11 @@ class Simulation:
 
     def _own(self) -> list[Step]:
         """The rounds of this run that the start has made."""
-        return [step for _, step in islice(self._known, self.rounds or None)]
+        return [step for _, step in islice(self._known, self._left(self._state) or None)]
+
+    def _left(self, state: RunState) -> int:
+        """Rounds still to come, 0 if nobody knows."""
+        return max(0, self.rounds - state.loop.round)
 
     def _spent(self, times: int) -> dict[str, float]:
         """ε so far, in a private run."""
@@ -244,7 +248,7 @@ class Simulation:
     def _step(self, state: RunState, start: Start | None = None) -> Step:
         """The round after ``state``, which stays as it is; the first of a run may have a ``start``."""
         plan, sent, started = self.method.plan, self._sent(state), time.perf_counter()
-        votes, lift = (None, 0) if start is None else (start.votes, start.lift)
+        votes, lift = (None, (0, 0)) if start is None else (start.votes, (start.lift, self._left(state)))
         if votes and plan.ladder is not None:
             sent = sent._replace(local_lr=plan.ladder.rate(votes[0][0]))
 
@@ -301,7 +305,7 @@ class Simulation:
             (lambda task: float(task.examples)) if self.weighting == "examples" else (lambda _: 1.0),
             Panel(self.engine, self.cohorts.judges(t, PANEL), sent, sent.weights),
             run,
-            self.rounds,
+            self._left(state),
         )
         won = runs.get(start._replace(trials=0))
         self._known = won.kept if won else deque()

@@ -14,7 +14,7 @@ The panel alone is blind where a cohort's classes are few: one round at any usef
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
@@ -195,7 +195,7 @@ def race(
         of_best = lost[best]
         if of_best is None:
             nearby = {min(runs) - 1}
-        elif judged < len(lengths) - 1 and not _surely_below([loss + (0 if over else enough) for loss in of_best]):
+        elif judged < len(lengths) - 1 and not _told(lost.values() if over else [of_best], 0.0 if over else enough):
             judged += 1
             continue
         else:
@@ -220,7 +220,7 @@ def lifted(top: int, lost: Sequence[float], rounds: int, enter: Callable[[int, i
     same rung alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5.)
     """
     best, lift, trials = top, 0, 0
-    while lift < HIGHEST:
+    while lift < HIGHEST:  # it ends long before: twice was the most in 150 settings
         runs = {rung: enter(rung, lift + 1) for rung in range(max(top - 1, LOWEST), top + 1)}
         ends = {rung: end for rung, one in runs.items() if (end := one.lost(rounds)) is not None}
         trials += sum(one.run.trials for one in runs.values())
@@ -229,6 +229,11 @@ def lifted(top: int, lost: Sequence[float], rounds: int, enter: Callable[[int, i
             break
         best, lift, lost = longer, lift + 1, ends[longer]
     return best, lift, trials
+
+
+def _told(runs: Iterable[Sequence[float] | None], enough: float) -> bool:
+    """Whether one of them has surely gained so much."""
+    return any(_surely_below([loss + enough for loss in one]) for one in runs if one is not None)
 
 
 def _surely_below(values: Sequence[float]) -> bool:
