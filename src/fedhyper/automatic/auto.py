@@ -70,8 +70,9 @@ class Auto:
 
     Seven constants, none of them a rate: ratio, voices, ahead, gain, share, momentum, recency. Fixed besides: at most
     two rungs for damage; in the simulator's start a panel of 50 and a race of up to 24 rounds, until half of what a
-    client gains is gained; where clients train once what tries.py says, an alarm at four times what a client gains, at
-    most three rungs for harm, two to follow, a rise while h > 0.9 or nothing happens.
+    client gains is gained (at the end of a run no longer than ``ahead``: anything); where clients train once what
+    tries.py says, an alarm at four times what a client gains, at most three rungs for harm, two to follow, a rise while
+    h > 0.9 or nothing happens.
     """
 
     local_lr: float = setting(0.01, "a hint, used only where clients cannot try rates out", above=0)
