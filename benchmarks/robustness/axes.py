@@ -129,9 +129,9 @@ AXES: dict[str, Axis] = {
             *(_but(_fmnist(name, **changes), ours=SIX) for name, changes in _SKEWS.items()),
         ),
         worst=3.0,
-        note="A single run is held against the oracle's mean, which on Fashion-MNIST is that of two seeds. The one that is "
-        "3.4 under it has seed 24, which is harder:\nwith the oracle's own rates and decay it ends at 70.5, fedhyper at "
-        "70.4 (seed 25: 70.7 and 71.3, seed 22: 72.3 and 71.1).",
+        note="A single run is held against the oracle's mean, which on Fashion-MNIST is that of two seeds. The one that "
+        "is 3.4 under it has seed 24,\nwhich is harder: with the oracle's own rates and decay it ends at 70.5, fedhyper "
+        "at 70.4 (seed 25: 70.7 and 71.3, seed 22: 72.3 and 71.1).",
     ),
     "issue": Axis(
         "The first form's five settings",
@@ -209,10 +209,10 @@ AXES: dict[str, Axis] = {
         "at most 1 point under the oracle; at 95 % of the oracle's end at most 2 rounds after it",
         (*_LONG, *_LONG_IMAGES),
         late=2,
-        note="Runs of 12 rounds or fewer are raced to their end: [what was tried](start.md#short-runs-the-global-rate-too). "
-        "Fashion-MNIST, 50 rounds, is late by its first seed:\nFedAvgM is at 95 % after 16 and 26 rounds, fedhyper after "
-        "24 and 26. Tried there: recency 7 (24, 26), momentum 0.9 (24, 26), gain 4 (22, 26), a ladder of fourth\nroots of "
-        "10 (18, 26; twice as many rates to try).",
+        note="Runs of 12 rounds or fewer are raced to their end "
+        "([what was tried](start.md#short-runs-the-global-rate-too)).\nFashion-MNIST, 50 rounds, is late by its first "
+        "seed: FedAvgM is at 95 % after 16 and 26 rounds, fedhyper after 24 and 26. Tried there:\nrecency 7 (24, 26), "
+        "momentum 0.9 (24, 26), gain 4 (22, 26), a ladder of fourth roots of 10 (18, 26; twice as many rates to try).",
     ),
 }  # fmt: skip
 SMOKE: dict[str, Axis] = {
