@@ -129,9 +129,9 @@ AXES: dict[str, Axis] = {
             *(_but(_fmnist(name, **changes), ours=SIX) for name, changes in _SKEWS.items()),
         ),
         worst=3.0,
-        note="A single run is held against the oracle's mean, which on Fashion-MNIST is that of two seeds. The one that "
-        "is 3.4 under it has seed 24,\nwhich is harder: with the oracle's own rates and decay it ends at 70.5, fedhyper "
-        "at 70.4 (seed 25: 70.7 and 71.3, seed 22: 72.3 and 71.1).",
+        note="A single run is held against the oracle's mean, which on Fashion-MNIST is that of two seeds. The one "
+        "that is 3.4 under it has seed 24,\nwhich is harder: with the oracle's own rates and decay it ends at 70.5, "
+        "fedhyper at 70.4 (seed 25: 70.7 and 71.3, seed 22: 72.3 and 71.1).",
     ),
     "issue": Axis(
         "The first form's five settings",
