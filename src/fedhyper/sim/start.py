@@ -220,7 +220,7 @@ def lifted(top: int, lost: Sequence[float], rounds: int, enter: Callable[[int, i
     same rung alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5.)
     """
     best, lift, trials = top, 0, 0
-    while lift < HIGHEST:  # it ends long before: twice was the most in 150 settings
+    while lift < HIGHEST:  # only so that it ends
         runs = {rung: enter(rung, lift + 1) for rung in range(max(top - 1, LOWEST), top + 1)}
         ends = {rung: end for rung, one in runs.items() if (end := one.lost(rounds)) is not None}
         trials += sum(one.run.trials for one in runs.values())
