@@ -34,7 +34,7 @@ from fedhyper.arrays import inner
 from fedhyper.automatic.ladder import TRIED, Ladder
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.build import make_simulation
-from fedhyper.server import _summed_up
+from fedhyper.server import summed_up
 from fedhyper.sim.engines.base import ClientTask, Engine, Indices, Reply, Sent
 from fedhyper.sim.rng import generator
 
@@ -148,7 +148,7 @@ def _climb(
     if not told:  # no rate makes a difference to anybody
         server.step([reply.delta for reply, _, _ in found], loss=before)
         return
-    report = _summed_up(
+    report = summed_up(
         [found[i][0].delta for i in told],
         [before[i] for i in told],
         [found[i][0].examples for i in told] if weigh else None,

@@ -129,7 +129,7 @@ class Server:
                 known = self.state.plan.tried
                 near = sorted(Tries(ladder, (*known, *votes), short=last and not known).used(rungs, gains))
             rates = None if votes is None or ladder is None else [ladder.rate(rung) for rung in rungs]
-            report = _summed_up(list(update), loss, examples, near, statistics, rates, self.norm_cap)
+            report = summed_up(list(update), loss, examples, near, statistics, rates, self.norm_cap)
             report = report._replace(votes=votes, enough=last)
         self.state, decision = self.loop.update(self.state, report)
         return decision
@@ -154,7 +154,7 @@ class Server:
         self.state = state
 
 
-def _summed_up(
+def summed_up(
     updates: list[Array],
     losses: float | Sequence[float] | None,
     examples: Sequence[float] | None,
