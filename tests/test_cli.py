@@ -167,6 +167,31 @@ def test_run_resume_and_exit_codes(capsys: pytest.CaptureFixture[str], toml: str
     assert "Not a directory" in fails(capsys, 74, "run", toml, "--out", f"{toml}/x")
 
 
+@pytest.mark.parametrize(
+    ("code", "asked"),
+    [
+        (2, ["clients=2000"]),
+        (2, ["model=lstm"]),
+        (2, ["subset=5", "partition.min_size=100"]),
+        (2, ["model=mlp", "model_options.hidden=0"]),
+        (2, ["validation=0.5", "clients=1000"]),
+        (2, ["--engine", "flower", "validation=0.1"]),
+        (2, ["--track", "wandb"]),
+        (5, ["task=mnist"]),
+    ],
+    ids=lambda given: "-".join(given) if isinstance(given, list) else "",
+)
+def test_fresh_deletes_nothing_before_the_new_run_can_start(
+    capsys: pytest.CaptureFixture[str], toml: str, monkeypatch: pytest.MonkeyPatch, code: int, asked: list[str]
+) -> None:
+    monkeypatch.setenv("FEDHYPER_DATA", "nothing-here")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert call("run", toml, "rounds=1", "--out", "kept", "--no-report", "--quiet") == 0
+    before = {path: path.read_bytes() for path in Path("kept").rglob("*") if path.is_file()}
+    fails(capsys, code, "run", toml, "rounds=1", "--out", "kept", "--fresh", *asked)
+    assert {path: path.read_bytes() for path in Path("kept").rglob("*") if path.is_file()} == before
+
+
 def test_json(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert call("run", toml, "--json", "--no-report") == 0
     *records, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())

@@ -49,7 +49,7 @@ def run(
     """
     from fedhyper.lab.config.model import load_config
     from fedhyper.lab.plugins import check_imports, import_modules
-    from fedhyper.lab.running.directory import discard_run, holds_run
+    from fedhyper.lab.running.directory import holds_run
     from fedhyper.lab.running.display import make_display
     from fedhyper.lab.starters import experiment_file
     from fedhyper.lab.trackers import Tracking
@@ -68,9 +68,7 @@ def run(
         resume = True
         check_imports(target)
     config = load_config(experiment, overrides or ())
-    if fresh:
-        discard_run(target)
     display = Tracking(make_display(quiet=quiet, as_json=as_json), track or ())
-    run_experiment(config, target, resume=resume, workers=workers, device=device, display=display)
+    run_experiment(config, target, resume=resume, fresh=fresh, workers=workers, device=device, display=display)
     if not no_report:
         say_report(target, quiet=quiet or as_json)

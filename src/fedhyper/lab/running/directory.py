@@ -68,6 +68,24 @@ class RunDirectory:
         for left in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
             left.unlink(missing_ok=True)  # nobody else holds the lock, so its writer is dead
 
+    def refuse_others(self) -> None:
+        """Refuse, before ``discard``, where there are files that are not a run's."""
+        with disk_errors(self.path):
+            others = set(os.listdir(self.path)) - {*_FILES, *_OWN, "config.toml", "tensorboard"}
+        if others := {name for name in others if not name.endswith(".tmp")}:
+            said = printable(", ".join(sorted(others)[:3]))
+            raise UserError(f"--fresh: {self.path} also holds {said}; move that, or choose another --out")
+
+    def discard(self) -> None:
+        """Delete the run that is here."""
+        with disk_errors(self.path):
+            for name in ("checkpoint", "tensorboard"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            # The config last: whatever ends this half-way, the directory still says whose it is.
+            for name in (*_FILES, "config.toml"):
+                (self.path / name).unlink(missing_ok=True)
+            (self.path / "checkpoint").mkdir(exist_ok=True)
+
     # --- whole files -----------------------------------------------------------------------------------------
 
     def write(self, name: str, text: str) -> None:
@@ -191,26 +209,6 @@ def read_config(path: Path) -> Config | None:
 def holds_run(path: Path) -> bool:
     """Whether a run was started in directory ``path``, however it ended."""
     return (path / "config.toml").is_file() and ((path / "metrics.jsonl").exists() or (path / ".lock").exists())
-
-
-def discard_run(path: Path) -> None:
-    """Delete the run in ``path``; refused while it is being run, and where there are files that are not a run's."""
-    if not holds_run(path):
-        return
-    with disk_errors(path):
-        foreign = set(os.listdir(path)) - {*_FILES, *_OWN, "config.toml", "tensorboard"}
-        if foreign := {name for name in foreign if not name.endswith(".tmp")}:
-            others = ", ".join(sorted(foreign)[:3])
-            raise UserError(f"--fresh: {path} also holds {printable(others)}; move that, or choose another --out")
-        held = lock(path)
-        try:
-            for name in ("checkpoint", "tensorboard"):
-                shutil.rmtree(path / name, ignore_errors=True)
-            # The config last: whatever ends this half-way, the directory still says whose it is.
-            for name in (*_FILES, "config.toml"):
-                (path / name).unlink(missing_ok=True)
-        finally:
-            os.close(held)
 
 
 def _refuse_foreign(path: Path) -> None:

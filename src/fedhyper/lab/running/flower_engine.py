@@ -49,6 +49,7 @@ def run_experiment(
     out: Path,
     *,
     resume: bool = False,
+    fresh: bool = False,
     workers: int | None = None,
     device: str = "cpu",
     display: Listener | None = None,
@@ -60,7 +61,9 @@ def run_experiment(
         raise UserError(f"validation = {config.validation:g} does not go with --engine flower; leave it out")
     with _Flower(config, workers or cores()) as grid:
         make = partial(_make, grid=grid)
-        return run_here(config, out, resume=resume, workers=workers, device=device, display=display, make=make)
+        return run_here(
+            config, out, resume=resume, fresh=fresh, workers=workers, device=device, display=display, make=make
+        )
 
 
 def _make(config: Config, *, grid: Grid, **settings: Any) -> Simulation:

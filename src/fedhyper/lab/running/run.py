@@ -38,6 +38,7 @@ class Run:
         out: Path,
         *,
         resume: bool = False,
+        fresh: bool = False,
         workers: int | None = None,
         device: str = "cpu",
         make: Callable[..., Simulation] = make_simulation,
@@ -50,8 +51,12 @@ class Run:
             raise CheckpointRefused(f"there is nothing to resume in {self.out}; leave --resume out to start")
         self.files = RunDirectory(self.out)
         try:
-            known = known_config(self.files, config, resume)
+            if fresh:
+                self.files.refuse_others()
+            known = None if fresh else known_config(self.files, config, resume)
             self.sim = make(config, workers=workers, device=device)
+            if fresh:  # not before: a config whose data or model cannot be made must not cost the run that is there
+                self.files.discard()
             self.notes = open_run(self.files, config, self.sim, self.progress, known)
         except BaseException:
             self.files.abandon()
@@ -191,6 +196,7 @@ def run_experiment(
     out: Path,
     *,
     resume: bool = False,
+    fresh: bool = False,
     workers: int | None = None,
     device: str = "cpu",
     display: Listener | None = None,
@@ -199,11 +205,15 @@ def run_experiment(
     """Run ``config`` in the directory ``out`` to its end; its summary comes back.
 
     ``workers`` (None: every core) and ``device`` do not change the result. With ``resume`` a run that was
-    interrupted continues, and a finished one is extended when ``config`` asks for more rounds.
+    interrupted continues, and a finished one is extended when ``config`` asks for more rounds; with ``fresh`` it is
+    deleted, once the new one is ready to start.
     """
     display = display or Silent()
     # Until the run is ready a signal does what it does to any process: there is nothing to save yet.
-    with Run(config, out, resume=resume, workers=workers, device=device, make=make) as run, Signals() as signals:
+    with (
+        Run(config, out, resume=resume, fresh=fresh, workers=workers, device=device, make=make) as run,
+        Signals() as signals,
+    ):
         for note in run.notes:
             display.note(note)
         run.begin()
