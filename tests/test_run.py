@@ -383,9 +383,35 @@ def test_all_checkpoints_damaged(tmp_path: Path) -> None:
     before = (out / "metrics.jsonl").read_bytes()
     for path in (out / "checkpoint").iterdir():
         damage(path)
-    with pytest.raises(CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged"):
+    with pytest.raises(CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged.*anew with --fresh"):
         run_experiment(tiny(), out, resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("every", [0, 2, 100])
+@pytest.mark.parametrize("rounds", [6, 9])
+def test_a_run_whose_checkpoints_are_gone_is_not_cut_off(tmp_path: Path, every: int, rounds: int) -> None:
+    out = tmp_path / "run"
+    run_experiment(tiny(checkpoint_every=every), out)
+    shutil.rmtree(out / "checkpoint")
+    with pytest.raises(CheckpointRefused, match="has 6 rounds on record and no checkpoint to go on from.*--fresh"):
+        run_experiment(tiny(checkpoint_every=every, rounds=rounds), out, resume=True)
+    assert len(records(out)) == 6
+    run_experiment(tiny(checkpoint_every=every), out, fresh=True)
+
+
+@pytest.mark.parametrize(("every", "killed_after"), [(0, 1), (5, 3), (5, 5)])
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    whole: Path, tmp_path: Path, every: int, killed_after: int
+) -> None:
+    out = broken(tmp_path / "run", killed_after, checkpoint_every=every)
+    shutil.rmtree(out / "checkpoint")  # of the round in which the kill came between its line and its checkpoint
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    run_experiment(tiny(checkpoint_every=every), out, resume=True, display=listener)
+    assert fingerprint(out) == fingerprint(whole)
+    assert [note.endswith("before its first checkpoint: it begins again") for note in notes] == [True]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from fedhyper.lab.config.toml import read_toml
 from fedhyper.storage import checkpoint
 from fedhyper.storage.files import disk_errors, lock, read_json, replace, write_all
 
+# The cure where a run cannot go on. A sweep has no --fresh, and its cells are runs, too.
+ANEW = "start anew with --fresh (a cell of a sweep: delete its directory)"
 KEEP = 2  # checkpoints; should the newest be damaged, the one before it leads to the same bits
 # What a run that was killed before its first file was complete may have left.
 _OWN = frozenset({".lock", "checkpoint", "metrics.jsonl"})
@@ -136,6 +138,12 @@ class RunDirectory:
         except ValueError as error:
             raise CheckpointRefused(f"{path} is damaged: {error}; its run cannot be continued") from error
 
+    def recorded(self) -> int:
+        """How many rounds were written down whole."""
+        path = self.path / "metrics.jsonl"
+        with disk_errors(path):
+            return path.read_bytes().count(b"\n") if path.exists() else 0
+
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add a round. A line that cannot be written whole is taken back."""
         path, line = self.path / "metrics.jsonl", json.dumps(record, allow_nan=False).encode() + b"\n"
@@ -177,7 +185,7 @@ class RunDirectory:
                     damaged.rename(damaged.with_suffix(".damaged"))
             return tensors, values, refused
         if refused:
-            raise CheckpointRefused(refused[0] + "; delete the checkpoint directory to start again from round 1")
+            raise CheckpointRefused(f"{refused[0]}; {ANEW}")
         return None
 
     def checkpoints(self) -> list[Path]:

@@ -8,7 +8,7 @@ from fedhyper.errors import CheckpointRefused, UserError
 from fedhyper.lab.config.identity import config_hash, differences
 from fedhyper.lab.config.model import Config
 from fedhyper.lab.running.build import environment
-from fedhyper.lab.running.directory import RunDirectory
+from fedhyper.lab.running.directory import ANEW, RunDirectory
 from fedhyper.lab.running.progress import Progress
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def open_run(
             f"{files.path} has {loaded[1]['round']} rounds already, more than rounds = {config.rounds}; "
             "ask for more, choose another --out, or start anew with --fresh"
         )
+    again = _check_restart(files, known) if known and loaded is None else []
     if known is None:
         files.write_config(config)
         files.write_json("env.json", environment())
@@ -61,7 +62,7 @@ def open_run(
             files.write_config(config)
     if loaded is None:
         files.open_metrics(keep=0)
-        return notes
+        return notes + again
     tensors, values, refused = loaded
     _restore(files, config, sim, tensors, values)
     for record in files.open_metrics(keep=values["metrics_bytes"], sha256=values.get("metrics_sha256")):
@@ -72,6 +73,21 @@ def open_run(
             f"its checkpoint with round {sim.round}; one of them is not of this run"
         )
     return notes + refused
+
+
+def _check_restart(files: RunDirectory, known: Config) -> list[str]:
+    """A run without a checkpoint begins again; refused if it had one, for its rounds would be cut off."""
+    recorded = files.recorded()
+    if not recorded:
+        return []
+    # The first checkpoint follows the round it is due in, and every end but a kill writes one.
+    status = (files.read_json("summary.json") or {}).get("status", "running")
+    if status != "running" or recorded > (known.checkpoint_every or 1):
+        raise CheckpointRefused(
+            f"{files.path} has {recorded} rounds on record and no checkpoint to go on from; "
+            f"put its checkpoint directory back, choose another --out, or {ANEW}"
+        )
+    return [f"{files.path} was killed before its first checkpoint: it begins again"]
 
 
 def _check_world(files: RunDirectory, partition: dict[str, Any]) -> list[str]:
