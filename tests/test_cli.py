@@ -103,6 +103,8 @@ def test_python_m_fedhyper() -> None:
         (["sweep", "{}", "seed=0..100000"], "more than 100,000 values"),
         (["report", "missing"], "no such path"),
         (["report", "."], "no runs"),
+        (["run", "{}", "method=fedprox", "options.mu=1e39"], "options.mu = 1e+39 must be in [0, 1e+06]"),
+        (["run", "{}", "method=delta-sgd", "options.eta0=1e39"], "options.eta0 = 1e+39 must be in (0, 1e+06]"),
         (["data", "fetch", "mnst"], "did you mean 'mnist'?"),
         (["data", "check", "mnst"], "did you mean 'mnist'?"),
         (["partition", "{}", "partition.kind=iidd"], "did you mean 'iid'?"),
@@ -346,6 +348,21 @@ def test_a_reader_that_goes_away(toml: str) -> None:
 
 
 # --- what a person sees --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", ">&- 2>&- <&-"])
+def test_streams_that_are_closed(toml: str, closed: str) -> None:
+    for command in ("methods", f"run {toml} rounds=1 --no-report --out {len(closed)}"):
+        line = f"{sys.executable} -m fedhyper {command} {closed}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [json.loads(line)["round"] for line in Path(f"{len(closed)}/metrics.jsonl").read_text().splitlines()] == [1]
+
+
+@pytest.mark.parametrize("out", [".", "", "/"])
+def test_a_report_needs_a_name(capsys: pytest.CaptureFixture[str], toml: str, out: str) -> None:
+    assert call("run", toml, "rounds=1", "--out", "one", "--no-report", "--quiet") == 0
+    assert f"{out or '.'}: Is a directory" in fails(capsys, 74, "report", "one", "-o", out)
 
 
 def test_words_for_numbers() -> None:

@@ -115,6 +115,23 @@ def test_a_sweep_imports_in_its_processes(here: Path) -> None:
     works(here, "sweep", "mine.toml", *axes, "--import", "mine.py")
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("pass", "method 'mine' is NoneType; return a Method, such as given.method()"),
+        ("raise ValueError('no good')", "method 'mine' cannot be made: ValueError: no good"),
+        ("given.none", "method 'mine' cannot be made: AttributeError"),
+    ],
+)
+def test_a_method_that_cannot_be_made_is_one_line(tmp_path: Path, body: str, said: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from fedhyper.sim.registry import register_method\n"
+        f"@register_method('mine', 'does not work')\ndef mine(given):\n    {body}\n"
+    )
+    for command in (["run", "digits", "method=mine"], ["methods"], ["run", "digits", "options.x=1"]):
+        assert f"--import own.py: {said}" in fails(tmp_path, 2, *command, "--import", "own.py")
+
+
 def test_partition_and_methods_take_it_too(here: Path) -> None:
     record = json.loads(works(here, "partition", "mine.toml", "--import", "mine.py", "--json"))
     assert record["sizes"] == [200, 50] * 4

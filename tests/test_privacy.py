@@ -51,6 +51,15 @@ def test_epsilon_is_that_of_dp_accounting(noise: float, share: float, rounds: in
     assert Privacy(noise=noise).epsilon(rounds, share) == pytest.approx(epsilon, rel=1e-9)
 
 
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_the_least_noise_that_is_allowed_has_an_epsilon(share: float) -> None:
+    quiet = Privacy(noise=1e-9)
+    assert 1e15 < quiet.epsilon(1_000_000, share) < math.inf
+    assert quiet.on_updates(10) == pytest.approx(1e-9)
+    with pytest.raises(ValueError, match="noise must be at least 1e-09, got 1e-10"):
+        Privacy(noise=1e-10)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="pip install 'fedhyper[dp]'")
 @pytest.mark.parametrize(("noise", "share", "rounds", "epsilon"), EPSILONS)
 def test_epsilon_against_dp_accounting_itself(noise: float, share: float, rounds: int, epsilon: float) -> None:
@@ -225,7 +234,8 @@ def test_the_config_of_a_private_run_says_all_of_it() -> None:
         ({"norm_cap": 2.0}, "norm_cap = 2.0 does not go with [privacy]; it needs 0.0"),
         ({"aggregate": "median"}, 'aggregate = "median" does not go with [privacy]'),
         ({"clients_per_round": 4}, "privacy.noise = 0.5 is too much for an adaptive clip with 4 clients a round"),
-        ({"privacy": {"noise": 0}}, "privacy.noise = 0 must be above 0"),
+        ({"privacy": {"noise": 0}}, "privacy.noise = 0 must be at least 1e-09"),
+        ({"privacy": {"noise": 1e-300}}, "privacy.noise = 1e-300 must be at least 1e-09"),  # its square is 0
         ({"privacy": {"delta": 1.0}}, "privacy.delta = 1.0 must be below 1"),
         ({"privacy": {"noize": 1.0}}, "privacy.noize"),
     ],

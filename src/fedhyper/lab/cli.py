@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    _open_streams()
     code, written = _run(arguments, debug), True
     try:
         sys.stdout.flush()
@@ -42,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # the interpreter would try to flush once more.
         os._exit(code)
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """A stream that was closed before we came (``>&-``) is None: what goes there goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest descriptor that is free, so this one's own: no file of a run gets it, and what is printed to it.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 def _run(arguments: list[str], debug: bool) -> int:

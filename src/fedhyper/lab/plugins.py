@@ -12,7 +12,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,12 +25,16 @@ _imported: dict[str, dict[str, Any]] = {}
 
 def import_modules(names: Sequence[str], directory: Path | None = None) -> None:
     """Import each module, by name (the current directory included) or as a path to a ``.py`` file."""
+    from fedhyper.sim.registry import METHODS
+
     directory = (directory or Path.cwd()).resolve()
     for name in names:
         if name in _imported:
             continue
+        known = set(METHODS)
         try:
             module = _import_file(name, directory) if name.endswith(".py") else _import_name(name, directory)
+            _check_methods(set(METHODS) - known)
         except UserError as error:
             raise UserError(f"--import {name}: {error}") from error
         except (Exception, SystemExit) as error:  # whatever the code of others does wrong
@@ -69,6 +73,22 @@ def check_imports(out: Path) -> None:
                 f"fedhyper: note: {now['file']} has changed since {out} was started: the bits may differ",
                 file=sys.stderr,
             )
+
+
+def _check_methods(names: Iterable[str]) -> None:
+    """Make each of the new methods once: one that cannot be made would stop whoever lists them all."""
+    from fedhyper.sim.methods import Method, make_method
+
+    for name in sorted(names):
+        try:
+            made = make_method(name, local_lr=1.0, global_lr=1.0)
+        except UserError:
+            raise
+        except Exception as error:  # whatever the code of others does wrong
+            said = f"{type(error).__name__}: {error}"
+            raise UserError(f"method '{name}' cannot be made: {said}; --debug shows where") from error
+        if not isinstance(made, Method):
+            raise UserError(f"method '{name}' is {type(made).__name__}; return a Method, such as given.method()")
 
 
 def _import_name(name: str, directory: Path) -> ModuleType:

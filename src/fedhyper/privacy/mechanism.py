@@ -23,7 +23,7 @@ class Privacy:
     noise: float = setting(
         1.0,
         "z: standard deviation of the noise on the sum of updates, in clipping lengths; raising it hides more",
-        above=0,
+        low=1e-9,  # of less the square is soon no number any more, and it hides nothing
     )
     clip: float = setting(
         1.0, "C: longest update, in units of weights; raising it cuts less and adds more noise", above=0

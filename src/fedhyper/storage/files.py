@@ -6,6 +6,7 @@ Everything that is written to be read again goes through ``replace``: checkpoint
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -43,6 +44,8 @@ def replace_by(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     A temporary file beside it, flushed, renamed over it, and the directory flushed: a kill at any instant leaves the
     old file or the new one. One writer a file; what killed writers left behind is removed first.
     """
+    if not path.name:  # "." and "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     remove_stale(path)
     # never the training's random numbers: saving must not disturb a run
     temporary = path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.tmp")

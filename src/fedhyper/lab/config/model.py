@@ -74,7 +74,7 @@ class PartitionConfig(Strict):
 class PrivacyConfig(Strict):
     """Private training: updates clipped, and noise on their mean; see ``fedhyper.privacy``."""
 
-    noise: float = Field(1.0, gt=0, le=1e6, description="z: deviation of the noise on the sum, in clipping lengths")
+    noise: float = Field(1.0, ge=1e-9, le=1e6, description="z: deviation of the noise on the sum, in clipping lengths")
     clip: float = Field(1.0, gt=0, le=1e6, description="C: longest update, in units of weights")
     adaptive: bool = Field(True, description="C follows the median length of updates, measured with noise")
     delta: float = Field(1e-5, gt=0, lt=1, description="δ: chance that the promise fails; well below 1/clients")
