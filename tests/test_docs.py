@@ -1,4 +1,5 @@
 """The Python in the README and in docs/ runs. The blocks of one file share a namespace, so a page reads like a session.
+A ``text`` block right behind one is what it prints.
 
 A block is left out only by the line ``<!-- not run: reason -->`` right before it; what is left out shows up as a skip.
 """
@@ -17,17 +18,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
 FENCE = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
+PRINTS = re.compile(r"\s*^```text *\n(?P<text>.*?)^``` *$", re.MULTILINE | re.DOTALL)
+END = "\x1e"  # is printed after each block
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->\s*$")
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of Python, the line it starts on, and why it is not run, if so."""
+    """A block of Python, the line it starts on, why it is not run, if so, and what the page says that it prints."""
 
     line: int
     code: str
     not_run: str | None
+    prints: str | None
 
 
 def blocks(text: str) -> list[Block]:
@@ -38,7 +42,8 @@ def blocks(text: str) -> list[Block]:
         indent = match["indent"]
         code = "".join(line.removeprefix(indent) for line in match["code"].splitlines(keepends=True))
         line = text.count("\n", 0, match.start("code")) + 1
-        found.append(Block(line, code, above["reason"] if above else None))
+        below = PRINTS.match(text, match.end())
+        found.append(Block(line, code, above["reason"] if above else None, below["text"] if below else None))
     return found
 
 
@@ -47,7 +52,7 @@ def program(page: str, text: str) -> str:
     lines: list[str] = []
     for block in blocks(text):
         if block.not_run is None:
-            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines() + [f"print({END!r}, end='')"]
     return f"exec(compile({chr(10).join(lines)!r}, {page!r}, 'exec'), {{'__name__': '__main__'}})"
 
 
@@ -64,6 +69,14 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{page.name}\n{done.stderr}"
+    for block, printed in printing(text, done.stdout):
+        assert block.prints == printed, f"{page.name}: write, below the block of line {block.line}:\n{printed}"
+
+
+def printing(text: str, output: str) -> list[tuple[Block, str]]:
+    """Each block of which a page says what it prints, with what it printed."""
+    ran = [block for block in blocks(text) if block.not_run is None]
+    return [(block, out) for block, out in zip(ran, output.split(END), strict=False) if block.prints is not None]
 
 
 LEFT_OUT = [(page, block) for page in PAGES for block in blocks(page.read_text()) if block.not_run]
@@ -194,3 +207,9 @@ def test_the_reader_of_pages() -> None:
         )
         assert (done.returncode == 0) == good, done.stderr
     assert 'File "page.md", line 14' in done.stderr
+
+
+def test_the_reader_of_what_a_page_prints() -> None:
+    text = PAGE.replace("assert x == 1\n```\n", "print(x)\n```\n\n```text\n2\n```\n")
+    done = subprocess.run([sys.executable, "-c", program("page.md", text)], capture_output=True, text=True, check=True)
+    assert [(block.line, block.prints, out) for block, out in printing(text, done.stdout)] == [(14, "2\n", "1\n")]
