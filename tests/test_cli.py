@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import fedhyper
+from fedhyper.lab import demo
 from fedhyper.lab.cli import main
 from fedhyper.lab.commands import run as run_command
 from fedhyper.lab.config.model import load_config, make_config
@@ -420,6 +422,39 @@ def test_demo(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert all(line.startswith(start) for line, start in zip(rates, starts, strict=True))
     assert "report: runs/demo/report.html" in out
     assert "Next" in out
+
+
+@pytest.mark.parametrize("out", [["--out", "d"], []])
+def test_a_demo_that_was_interrupted_goes_on(
+    capsys: pytest.CaptureFixture[str], toml: str, monkeypatch: pytest.MonkeyPatch, out: list[str]
+) -> None:
+    place, step = Path(out[1] if out else "runs/demo"), demo.Run.step
+
+    def interrupted(run: Any, signals: Any) -> Any:
+        record = step(run, signals)
+        if record["round"] == 2 and run.config.method == "fedhyper":  # the third run has one round less
+            signals.received = signal.SIGINT
+        return record
+
+    monkeypatch.setitem(demo.SETTINGS, "rounds", 3)
+    monkeypatch.setattr(demo.Run, "step", interrupted)
+    assert call("demo", *out, "--no-report", "--quiet") == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(demo.Run, "step", step)
+    assert call("demo", *out, "--no-report") == 0
+    for name in ("fedavg", "fedhyper", "fedavg-tuned"):
+        summary = json.loads((place / name / "summary.json").read_text())
+        assert (summary["status"], summary["rounds"]) == ("finished", 3)
+    assert call("demo", *out, "--no-report", "--quiet") == 0
+    assert Path("runs/demo-2").exists() == (not out)  # without --out a finished one stays, and the next has a new name
+
+
+def test_a_demo_does_not_write_among_other_files(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    Path("thesis").mkdir()
+    Path("thesis/chapter.tex").write_text("not ours")
+    assert "thesis is not empty and holds no demo" in fails(capsys, 2, "demo", "--out", "thesis")
+    assert f"{toml} is a file" in fails(capsys, 2, "demo", "--out", toml)
+    assert [path.name for path in Path("thesis").iterdir()] == ["chapter.tex"]
 
 
 def test_demo_without_report(capsys: pytest.CaptureFixture[str], toml: str) -> None:

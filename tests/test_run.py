@@ -383,7 +383,7 @@ def test_all_checkpoints_damaged(tmp_path: Path) -> None:
     before = (out / "metrics.jsonl").read_bytes()
     for path in (out / "checkpoint").iterdir():
         damage(path)
-    with pytest.raises(CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged.*anew with --fresh"):
+    with pytest.raises(CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged.*start anew .run --fresh"):
         run_experiment(tiny(), out, resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
 

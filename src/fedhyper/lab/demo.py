@@ -1,19 +1,23 @@
-"""The main job in half a minute, without a network: FedAvg and FedHyper from a rate a hundred times too small."""
+"""The main job in half a minute, without a network: FedAvg from a rate a hundred times too small, FedHyper from none."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedhyper.errors import UserError
 from fedhyper.lab.config.model import Config, make_config
 from fedhyper.lab.outputs import say_report
+from fedhyper.lab.running.directory import holds_run
 from fedhyper.lab.running.interrupt import AbandonRound, Signals
 from fedhyper.lab.running.progress import Record
 from fedhyper.lab.running.run import Run
 from fedhyper.lab.running.words import number, percent, sparkline
+from fedhyper.storage.files import disk_errors, read_json
 
 GOOD = 1.0  # local_lr; measured: 0.001 to 3 with FedAvg on this task, 1 and 3 come out best
 START = GOOD / 100
@@ -37,8 +41,12 @@ EVERY = 10  # rounds between plain lines
 
 
 def run_demo(out: Path | None, *, quiet: bool = False, report: bool = True) -> Path:
-    """Run it into ``out`` (``runs/demo`` or the next free name) and say what happened; the directory comes back."""
+    """Run it into ``out`` (``runs/demo`` or the next free name) and say what happened; the directory comes back.
+
+    One that was interrupted goes on.
+    """
     directory = out or _free(Path("runs") / "demo")
+    _refuse_foreign(directory)
     configs = {name: make_config(SETTINGS | settings, "demo") for name, settings in RUNS.items()}
     if not quiet:
         print(
@@ -62,21 +70,41 @@ def run_demo(out: Path | None, *, quiet: bool = False, report: bool = True) -> P
 
 
 def _free(path: Path) -> Path:
-    """``runs/demo``, or ``runs/demo-2`` when there has been one before."""
+    """``runs/demo``, or ``runs/demo-2`` when there has been one before that was not interrupted."""
     count = 1
     while (candidate := path if count == 1 else path.with_name(f"{path.name}-{count}")).exists():
+        if any((read_json(run / "summary.json") or {}).get("status") == "interrupted" for run in _places(candidate)):
+            break
         count += 1
     return candidate
 
 
+def _places(directory: Path) -> list[Path]:
+    return [directory / _slug(name) for name in RUNS]
+
+
+def _refuse_foreign(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file; choose another --out")
+    with disk_errors(directory):
+        if directory.exists() and any(directory.iterdir()) and not any(map(holds_run, _places(directory))):
+            raise UserError(f"{directory} is not empty and holds no demo; choose another --out")
+
+
 def _run_all(configs: dict[str, Config], directory: Path, screen: _Lines) -> dict[str, list[Record]]:
     """All runs together, a round of each in turn."""
-    records: dict[str, list[Record]] = {name: [] for name in configs}
+    runs: dict[str, Run] = {}
+    records: dict[str, list[Record]] = {}
     with contextlib.ExitStack() as stack:
-        runs = {name: stack.enter_context(Run(config, directory / _slug(name))) for name, config in configs.items()}
+        for name, config in configs.items():
+            place = directory / _slug(name)
+            runs[name] = stack.enter_context(Run(config, place, resume=holds_run(place)))
+            records[name] = [json.loads(line) for line in (place / "metrics.jsonl").read_bytes().splitlines()]
         with Signals() as signals, screen.shown(records):
-            for _ in range(SETTINGS["rounds"]):
+            for t in range(min(map(len, records.values())), SETTINGS["rounds"]):
                 for name, run in runs.items():
+                    if len(records[name]) > t:  # the interruption came between two runs
+                        continue
                     with contextlib.suppress(AbandonRound):  # then a signal was received
                         records[name].append(run.step(signals))
                     if signals.received:

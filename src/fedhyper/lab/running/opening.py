@@ -32,7 +32,7 @@ def known_config(files: RunDirectory, config: Config, resume: bool) -> Config | 
     if differing:
         raise CheckpointRefused(
             f"{files.path} holds a run of another config: {', '.join(differing)}; "
-            "use its values, choose another --out, or start anew with --fresh"
+            f"use its values, choose another --out, or {ANEW}"
         )
     return known
 
@@ -49,7 +49,7 @@ def open_run(
     if loaded and loaded[1]["round"] > config.rounds:
         raise UserError(
             f"{files.path} has {loaded[1]['round']} rounds already, more than rounds = {config.rounds}; "
-            "ask for more, choose another --out, or start anew with --fresh"
+            f"ask for more, choose another --out, or {ANEW}"
         )
     again = _check_restart(files, known) if known and loaded is None else []
     if known is None:
