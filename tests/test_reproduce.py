@@ -26,7 +26,7 @@ from fedhyper.lab.paper.publishing.lending import Shelf
 from fedhyper.lab.paper.publishing.pages import index, markdown, table_csv
 from fedhyper.lab.paper.publishing.verdicts import first_updates_of
 from fedhyper.lab.paper.publishing.write import published_parts
-from fedhyper.lab.paper.reproduce import IDS, borrow, check_data, make_jobs, reproduce
+from fedhyper.lab.paper.reproduce import IDS, Job, borrow, check_data, make_jobs, reproduce
 from fedhyper.lab.paper.results import Result, Results
 from fedhyper.lab.paper.variants import REPEATED, SETTINGS, Scale
 from fedhyper.lab.results.stored import StoredRun, load_runs
@@ -435,6 +435,22 @@ def test_unknown_id_and_missing_data_are_one_line(tmp_path: Path, monkeypatch: p
         reproduce(["fig-compose"], "small", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     check_data(make_jobs(["all"], "smoke", tmp_path))
+
+
+def test_where_nobody_can_be_asked_nothing_long_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="--scale smoke: [0-9]+ runs are left, and there is no terminal.*; add --yes"):
+        reproduce(["fig-compose"], "smoke", tmp_path, confirm=True, quiet=True)
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as done:  # with nothing left there is nothing to ask
+        done.setattr(Job, "pending", property(lambda _: []))
+        done.setattr("fedhyper.lab.paper.reproduce.write_pages", lambda *_: None)
+        assert reproduce(["fig-compose"], "smoke", tmp_path, confirm=True, quiet=True) == 0
+    asked = {}
+    monkeypatch.setattr("fedhyper.lab.paper.reproduce.reproduce", lambda *_, **how: asked.update(how) or 0)
+    for options, confirm in ((["--scale", "paper"], True), (["--scale", "paper", "--yes"], False), ([], False)):
+        with pytest.raises(SystemExit):
+            main(["reproduce", "fig-g", *options])
+        assert asked["confirm"] == confirm
 
 
 def test_tasks_restrict_what_is_run_and_not_the_page(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,7 +30,7 @@ def reproduce(
     no_run: Annotated[
         bool, typer.Option("--no-run", help="only write the pages, from the runs that are there")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask before the scale paper")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask before the scale paper; needed where there is no terminal")] = False,
     quiet: Quiet = False,
 ) -> int:
     """A figure or table of the paper: its runs, its figures, and a page with a verdict on every claim.
@@ -44,7 +43,6 @@ def reproduce(
     """
     from fedhyper.lab.paper.reproduce import reproduce as reproduce_experiment
 
-    asks = scale == "paper" and not yes and sys.stdin.isatty() and sys.stdout.isatty()
     chosen = [task.strip() for task in tasks.split(",") if task.strip()]
     return reproduce_experiment(
         names,
@@ -55,6 +53,6 @@ def reproduce(
         device=device,
         pages=pages,
         run=not no_run,
-        confirm=asks,
+        confirm=scale == "paper" and not yes,
         quiet=quiet,
     )

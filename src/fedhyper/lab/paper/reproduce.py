@@ -182,7 +182,8 @@ def reproduce(
     """Run experiments (or all) at a scale and write their pages; 0, or the exit code of the first run that failed.
 
     One seed of everything is run before the second, and what is finished anywhere under ``out`` is not run again.
-    Without ``run`` only the pages are written, from the runs that are finished. ``confirm`` asks before it starts.
+    Without ``run`` only the pages are written, from the runs that are finished. ``confirm`` asks before it starts, if
+    there is something left to run, and refuses where there is no terminal to ask at.
     """
     jobs = make_jobs(names, scale, out, tasks)
     published = Shelf(published=pages / RUNS) if pages is not None else Shelf()
@@ -194,10 +195,8 @@ def reproduce(
         check_data(jobs)
         if not quiet:
             announce(jobs, parallel=parallel, device=device)
-        if confirm and any(job.pending for job in jobs):
-            import typer
-
-            typer.confirm("Start?", abort=True, default=True)
+        if confirm and (pending := sum(len(job.pending) for job in jobs)):
+            _ask(scale, pending)
         for seed in sorted({row.seed for job in jobs for row in job.pending}):
             for job in jobs:
                 if not job.timed:
@@ -212,6 +211,14 @@ def reproduce(
             drawn = f" (figures as {', '.join(FORMATS)} beside it)" if (job.out / "figures").exists() else ""
             print(f"{job.name}: {page}{drawn}", flush=True)
     return code
+
+
+def _ask(scale: Scale, pending: int) -> None:
+    import typer
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):  # a script, a log: weeks of work are not begun by mistake
+        raise UserError(f"--scale {scale}: {pending} runs are left, and there is no terminal to ask at; add --yes")
+    typer.confirm("Start?", abort=True, default=True)
 
 
 def _failures(job: Job, outcomes: Sequence[Outcome]) -> int:
