@@ -215,6 +215,13 @@ def test_experiments_of_the_package(capsys: pytest.CaptureFixture[str], toml: st
         load_config(experiment_file(Path(name)))
 
 
+def test_an_experiment_whose_runs_are_beside_it(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    for _ in range(2):
+        assert call("run", "digits", "method=fedavg", "rounds=1", "--out", "digits", "--no-report", "--quiet") == 0
+    Path("other").mkdir()
+    assert "other" in fails(capsys, 2, "run", "other")
+
+
 def test_a_repeated_run_is_named_after_its_run(toml: str) -> None:
     assert call("run", toml, "seed=3", "rounds=1", "--no-report", "--quiet") == 0
     assert call("run", "runs/tiny/seed=3/config.toml", "--no-report", "--quiet") == 0

@@ -18,12 +18,12 @@ def starters() -> list[str]:
 def experiment_file(given: Path) -> Path:
     """The config that was asked for: a file, or else one of the package's by its name, such as ``digits``."""
     name = str(given)
+    if name in starters() and not given.is_file():  # a directory of that name is what ``run --out digits`` leaves
+        return DIRECTORY / f"{name}.toml"
     if given.exists() or given.suffix or os.sep in name:
         return given
-    if name not in starters():
-        hint = did_you_mean(name, starters())
-        raise UserError(f"{printable(name)} is neither a file nor an experiment of fedhyper; {hint}")
-    return DIRECTORY / f"{name}.toml"
+    hint = did_you_mean(name, starters())
+    raise UserError(f"{printable(name)} is neither a file nor an experiment of fedhyper; {hint}")
 
 
 def new_experiment(name: str, like: str | None) -> Path:
