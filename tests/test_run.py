@@ -435,7 +435,7 @@ def test_a_state_that_is_none(tmp_path: Path, state: Any) -> None:
     for path in (out / "checkpoint").iterdir():
         values = {"round": 2, "metrics_bytes": size, "config_hash": config_hash(tiny()), "state": state}
         checkpoint.save(path, {}, values)
-    with pytest.raises(CheckpointRefused):
+    with pytest.raises(CheckpointRefused, match="; start anew"):
         run_experiment(tiny(), out, resume=True)
 
 
@@ -444,10 +444,10 @@ def test_metrics_that_are_too_short_or_no_metrics(tmp_path: Path) -> None:
     path = out / "metrics.jsonl"
     content = path.read_bytes()
     path.write_bytes(content[:100])
-    with pytest.raises(CheckpointRefused, match="it was cut"):
+    with pytest.raises(CheckpointRefused, match="metrics.jsonl was cut: .* bytes.*; put it back, or start anew"):
         run_experiment(tiny(), out, resume=True)
     path.write_bytes(b"{" * len(content))
-    with pytest.raises(CheckpointRefused, match="was changed since its checkpoint"):
+    with pytest.raises(CheckpointRefused, match="was changed since its checkpoint; put it back, or start anew"):
         run_experiment(tiny(), out, resume=True)
 
 
@@ -456,14 +456,14 @@ def test_other_data(whole: Path, tmp_path: Path) -> None:
     partition = read_json(out / "partition.json")
     assert partition is not None
     (out / "partition.json").write_text(json.dumps(partition | {"sha256": "0" * 64}))
-    with pytest.raises(CheckpointRefused, match=r"partition.json: the data or their split have changed"):
+    with pytest.raises(CheckpointRefused, match=r"partition.json: the data or their split have changed.*; put .*start anew"):
         run_experiment(tiny(rounds=9), out, resume=True)
 
 
 def test_a_config_of_another_version(whole: Path, tmp_path: Path) -> None:
     out = copy(whole, tmp_path / "run")
     (out / "config.toml").write_text("future_key = 1\n")
-    with pytest.raises(CheckpointRefused, match="future_key"):
+    with pytest.raises(CheckpointRefused, match="future_key.*put the config of this directory's run back, or start anew"):
         run_experiment(tiny(), out, resume=True)
 
 

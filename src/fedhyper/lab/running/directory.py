@@ -124,19 +124,21 @@ class RunDirectory:
             self._metrics = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
             size = os.fstat(self._metrics).st_size
             if size < keep:
-                raise CheckpointRefused(f"{path} has {size:,} bytes, its checkpoint knows of {keep:,}; it was cut")
+                raise CheckpointRefused(
+                    f"{path} was cut: it has {size:,} bytes, its checkpoint knows of {keep:,}; put it back, or {ANEW}"
+                )
             os.ftruncate(self._metrics, keep)
             with os.fdopen(os.dup(self._metrics), "rb") as file:
                 file.seek(0)
                 content = file.read()
         self._digest = hashlib.sha256(content)
         if sha256 is not None and self._digest.hexdigest() != sha256:
-            raise CheckpointRefused(f"{path} was changed since its checkpoint; its run cannot be continued")
+            raise CheckpointRefused(f"{path} was changed since its checkpoint; put it back, or {ANEW}")
         lines, self.metrics_bytes = content.splitlines(), keep
         try:
             return [json.loads(line) for line in lines]
         except ValueError as error:
-            raise CheckpointRefused(f"{path} is damaged: {error}; its run cannot be continued") from error
+            raise CheckpointRefused(f"{path} is damaged: {error}; put it back, or {ANEW}") from error
 
     def recorded(self) -> int:
         """How many rounds were written down whole."""
@@ -211,7 +213,7 @@ def read_config(path: Path) -> Config | None:
     try:
         return make_config(read_toml(file), str(file))
     except UserError as error:
-        raise CheckpointRefused(f"{error}; this directory's run cannot be continued") from error
+        raise CheckpointRefused(f"{error}; put the config of this directory's run back, or {ANEW}") from error
 
 
 def holds_run(path: Path) -> bool:

@@ -70,7 +70,7 @@ def open_run(
     if progress.rounds != sim.round:
         raise CheckpointRefused(
             f"{files.path / 'metrics.jsonl'} ends with round {progress.rounds}, "
-            f"its checkpoint with round {sim.round}; one of them is not of this run"
+            f"its checkpoint with round {sim.round}; one of them is not of this run: put it back, or {ANEW}"
         )
     return notes + refused
 
@@ -96,13 +96,16 @@ def _check_world(files: RunDirectory, partition: dict[str, Any]) -> list[str]:
     if saved is None:
         files.write_json("partition.json", partition)
     elif saved.get("sha256") != partition["sha256"]:
-        raise CheckpointRefused(f"{files.path / 'partition.json'}: the data or their split have changed since")
+        raise CheckpointRefused(
+            f"{files.path / 'partition.json'}: the data or their split have changed since the run began; "
+            f"put the old data back, choose another --out, or {ANEW}"
+        )
     elif "data" not in saved:  # a run of before they were written down
         files.write_json("partition.json", partition)
     elif other := _changed(saved["data"], partition["data"]):
         raise CheckpointRefused(
             f"{files.path / 'partition.json'}: {', '.join(other)} of the data changed since the run began; "
-            "put the old files back, or choose another --out"
+            f"put the old files back, choose another --out, or {ANEW}"
         )
     env, now = files.read_json("env.json"), environment()
     if env is None:
@@ -127,12 +130,12 @@ def _restore(
 
     place = files.path / "checkpoint"
     if values.get("config_hash") != config_hash(config):
-        raise CheckpointRefused(f"{place}: made by a run of another config")
+        raise CheckpointRefused(f"{place}: made by a run of another config; put its own back, or {ANEW}")
     try:
         sim.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, values["state"])
         restored = sim.round
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
         what = str(error) if type(error) is ValueError else type(error).__name__
-        raise CheckpointRefused(f"{place}: not a state of this simulation ({what})") from error
+        raise CheckpointRefused(f"{place}: not a state of this simulation ({what}); {ANEW}") from error
     if restored != values["round"]:
-        raise CheckpointRefused(f"{place}: its state is not of the round it says")
+        raise CheckpointRefused(f"{place}: its state is not of the round it says; {ANEW}")

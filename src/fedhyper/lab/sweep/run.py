@@ -23,7 +23,7 @@ from fedhyper.errors import CheckpointRefused, UserError
 from fedhyper.lab.config.identity import differences
 from fedhyper.lab.config.toml import dump_toml
 from fedhyper.lab.running.build import cores
-from fedhyper.lab.running.directory import read_config
+from fedhyper.lab.running.directory import ANEW, read_config
 from fedhyper.lab.running.interrupt import Interrupted, Signals
 from fedhyper.lab.sweep.grid import Cell
 from fedhyper.lab.sweep.packing import longest_first
@@ -156,7 +156,9 @@ def ended_before(cell: Cell, out: Path) -> Outcome | None:
         return None
     differing = differences(cell.config, known)
     if differing:
-        raise CheckpointRefused(f"{path} holds a run of another config: {', '.join(differing)}; choose another --out")
+        raise CheckpointRefused(
+            f"{path} holds a run of another config: {', '.join(differing)}; choose another --out, or {ANEW}"
+        )
     if (
         summary is None
         or summary.get("status") not in ("finished", "diverged")
