@@ -93,6 +93,7 @@ def test_a_run_directory_through_the_real_simulation_engine(tmp_path: Path, monk
     here = run_here(config, tmp_path / "here", workers=1)
     assert there["weights_sha256"] == here["weights_sha256"]
     assert there["status"] == "finished"
+    assert json.loads((tmp_path / "flower" / "env.json").read_text())["engine"] == "flower"
     names = sorted(path.name for path in (tmp_path / "flower").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "here").iterdir())
     for a, b in zip(

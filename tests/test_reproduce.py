@@ -438,7 +438,7 @@ def test_unknown_id_and_missing_data_are_one_line(tmp_path: Path, monkeypatch: p
 
 
 def test_where_nobody_can_be_asked_nothing_long_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="--scale smoke: [0-9]+ runs are left, and there is no terminal.*; add --yes"):
+    with pytest.raises(UserError, match=r"--scale smoke: [0-9]+ runs are left, and there is no terminal.*; add --yes"):
         reproduce(["fig-compose"], "smoke", tmp_path, confirm=True, quiet=True)
     assert list(tmp_path.iterdir()) == []
     with monkeypatch.context() as done:  # with nothing left there is nothing to ask

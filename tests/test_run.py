@@ -145,7 +145,8 @@ def test_the_environment_and_the_partition(whole: Path) -> None:
     assert env is not None
     assert partition is not None
     versions = {"fedhyper", "python", "torch", "numpy"}
-    assert versions | {"platform", "machine", "cpu_count", "git", "rule", "started", "imports"} == set(env)
+    assert versions | {"platform", "machine", "cpu_count", "git", "rule", "started", "imports", "engine"} == set(env)
+    assert env["engine"] == "simulator"
     assert env["torch"]
     assert partition["clients"] == 8
     assert sum(partition["sizes"]) == 1437
@@ -339,6 +340,17 @@ def test_foreign_places(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
+def test_a_run_goes_on_with_the_engine_it_began_with(tmp_path: Path) -> None:
+    run_experiment(tiny(rounds=1), tmp_path / "run", engine="flower")
+    with pytest.raises(CheckpointRefused, match=r"run of --engine flower, .* --engine simulator; go on"):
+        run_experiment(tiny(rounds=2), tmp_path / "run", resume=True)
+    run_experiment(tiny(rounds=2), tmp_path / "run", resume=True, engine="flower")
+    assert len(records(tmp_path / "run")) == 2
+    slow = tiny(rounds=1, engine="sequential")  # the one that has Flower's bits
+    run_experiment(slow, tmp_path / "slow", engine="flower")
+    run_experiment(slow, tmp_path / "slow", resume=True)
+
+
 def test_names_that_are_unusual(tmp_path: Path) -> None:
     for name in ("with space", "ünïcödé ✓", "x" * 250, "-rf", "a'b\"c"):
         run_experiment(tiny(rounds=1), tmp_path / name)
@@ -383,7 +395,9 @@ def test_all_checkpoints_damaged(tmp_path: Path) -> None:
     before = (out / "metrics.jsonl").read_bytes()
     for path in (out / "checkpoint").iterdir():
         damage(path)
-    with pytest.raises(CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged.*start anew .run --fresh"):
+    with pytest.raises(
+        CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged.*start anew .run --fresh"
+    ):
         run_experiment(tiny(), out, resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
 
@@ -394,7 +408,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_cut_off(tmp_path: Path, every: 
     out = tmp_path / "run"
     run_experiment(tiny(checkpoint_every=every), out)
     shutil.rmtree(out / "checkpoint")
-    with pytest.raises(CheckpointRefused, match="has 6 rounds on record and no checkpoint to go on from.*--fresh"):
+    with pytest.raises(CheckpointRefused, match=r"has 6 rounds on record and no checkpoint to go on from.*--fresh"):
         run_experiment(tiny(checkpoint_every=every, rounds=rounds), out, resume=True)
     assert len(records(out)) == 6
     run_experiment(tiny(checkpoint_every=every), out, fresh=True)
@@ -444,7 +458,7 @@ def test_metrics_that_are_too_short_or_no_metrics(tmp_path: Path) -> None:
     path = out / "metrics.jsonl"
     content = path.read_bytes()
     path.write_bytes(content[:100])
-    with pytest.raises(CheckpointRefused, match="metrics.jsonl was cut: .* bytes.*; put it back, or start anew"):
+    with pytest.raises(CheckpointRefused, match=r"metrics.jsonl was cut: .* bytes.*; put it back, or start anew"):
         run_experiment(tiny(), out, resume=True)
     path.write_bytes(b"{" * len(content))
     with pytest.raises(CheckpointRefused, match="was changed since its checkpoint; put it back, or start anew"):
@@ -456,14 +470,18 @@ def test_other_data(whole: Path, tmp_path: Path) -> None:
     partition = read_json(out / "partition.json")
     assert partition is not None
     (out / "partition.json").write_text(json.dumps(partition | {"sha256": "0" * 64}))
-    with pytest.raises(CheckpointRefused, match=r"partition.json: the data or their split have changed.*; put .*start anew"):
+    with pytest.raises(
+        CheckpointRefused, match=r"partition.json: the data or their split have changed.*; put .*start anew"
+    ):
         run_experiment(tiny(rounds=9), out, resume=True)
 
 
 def test_a_config_of_another_version(whole: Path, tmp_path: Path) -> None:
     out = copy(whole, tmp_path / "run")
     (out / "config.toml").write_text("future_key = 1\n")
-    with pytest.raises(CheckpointRefused, match="future_key.*put the config of this directory's run back, or start anew"):
+    with pytest.raises(
+        CheckpointRefused, match=r"future_key.*put the config of this directory's run back, or start anew"
+    ):
         run_experiment(tiny(), out, resume=True)
 
 

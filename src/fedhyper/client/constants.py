@@ -26,7 +26,9 @@ class DeltaConstants:
 
     gamma: float = setting(2.0, "γ, trust in the measured smoothness; raising it raises the rate", above=0)
     delta: float = setting(0.1, "δ, how fast the rate may grow; raising it lets it grow faster", low=0)
-    eta0: float = setting(0.2, "the rate of a client's first step in a round; raising it lengthens that step", above=0, high=1e6)
+    eta0: float = setting(
+        0.2, "the rate of a client's first step in a round; raising it lengthens that step", above=0, high=1e6
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

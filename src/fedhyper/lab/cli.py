@@ -49,8 +49,8 @@ def _open_streams() -> None:
     """A stream that was closed before we came (``>&-``) is None: what goes there goes nowhere."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The lowest descriptor that is free, so this one's own: no file of a run gets it, and what is printed to it.
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+            # It gets the lowest free descriptor, its own: a run's file there would get what libraries print.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _run(arguments: list[str], debug: bool) -> int:

@@ -1,4 +1,4 @@
-"""The main job in half a minute, without a network: FedAvg from a rate a hundred times too small, FedHyper from none."""
+"""The main job in half a minute, without a network: FedAvg from a rate 100 times too small, FedHyper from none."""
 
 from __future__ import annotations
 

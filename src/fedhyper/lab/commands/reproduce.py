@@ -30,7 +30,9 @@ def reproduce(
     no_run: Annotated[
         bool, typer.Option("--no-run", help="only write the pages, from the runs that are there")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask before the scale paper; needed where there is no terminal")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="do not ask before the scale paper; needed where there is no terminal")
+    ] = False,
     quiet: Quiet = False,
 ) -> int:
     """A figure or table of the paper: its runs, its figures, and a page with a verdict on every claim.

@@ -62,7 +62,15 @@ def run_experiment(
     with _Flower(config, workers or cores()) as grid:
         make = partial(_make, grid=grid)
         return run_here(
-            config, out, resume=resume, fresh=fresh, workers=workers, device=device, display=display, make=make
+            config,
+            out,
+            resume=resume,
+            fresh=fresh,
+            workers=workers,
+            device=device,
+            display=display,
+            make=make,
+            engine="flower",
         )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedhyper.sim.simulation import Simulation
 
 
-def known_config(files: RunDirectory, config: Config, resume: bool) -> Config | None:
+def known_config(files: RunDirectory, config: Config, resume: bool, engine: str) -> Config | None:
     """The config of the run that is there; None when this one is new. Refused unless ``config`` may continue it."""
     known = files.config()
     if known is None:
@@ -34,11 +34,17 @@ def known_config(files: RunDirectory, config: Config, resume: bool) -> Config | 
             f"{files.path} holds a run of another config: {', '.join(differing)}; "
             f"use its values, choose another --out, or {ANEW}"
         )
+    began = (files.read_json("env.json") or {}).get("engine", "simulator")
+    if began != engine and config.engine != "sequential":  # which has the bits of Flower
+        raise CheckpointRefused(
+            f"{files.path} holds a run of --engine {began}, whose bits are not those of --engine {engine}; "
+            f"go on with --engine {began}, choose another --out, or {ANEW}"
+        )
     return known
 
 
 def open_run(
-    files: RunDirectory, config: Config, sim: Simulation, progress: Progress, known: Config | None
+    files: RunDirectory, config: Config, sim: Simulation, progress: Progress, known: Config | None, engine: str
 ) -> list[str]:
     """Bring ``sim`` and ``progress`` to the last checkpoint, if there is one; what a person should know comes back."""
     from fedhyper.sim.data.tasks import digests
@@ -54,10 +60,10 @@ def open_run(
     again = _check_restart(files, known) if known and loaded is None else []
     if known is None:
         files.write_config(config)
-        files.write_json("env.json", environment())
+        files.write_json("env.json", environment() | {"engine": engine})
         files.write_json("partition.json", partition)
     else:
-        notes += _check_world(files, partition)
+        notes += _check_world(files, partition, environment() | {"engine": engine})
         if known.values() != config.values():
             files.write_config(config)
     if loaded is None:
@@ -90,7 +96,7 @@ def _check_restart(files: RunDirectory, known: Config) -> list[str]:
     return [f"{files.path} was killed before its first checkpoint: it begins again"]
 
 
-def _check_world(files: RunDirectory, partition: dict[str, Any]) -> list[str]:
+def _check_world(files: RunDirectory, partition: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The data must be those of the first part; other library versions are worth a word."""
     saved = files.read_json("partition.json")
     if saved is None:
@@ -107,7 +113,7 @@ def _check_world(files: RunDirectory, partition: dict[str, Any]) -> list[str]:
             f"{files.path / 'partition.json'}: {', '.join(other)} of the data changed since the run began; "
             f"put the old files back, choose another --out, or {ANEW}"
         )
-    env, now = files.read_json("env.json"), environment()
+    env = files.read_json("env.json")
     if env is None:
         files.write_json("env.json", now)
         return []

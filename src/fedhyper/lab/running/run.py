@@ -42,6 +42,7 @@ class Run:
         workers: int | None = None,
         device: str = "cpu",
         make: Callable[..., Simulation] = make_simulation,
+        engine: str = "simulator",
     ) -> None:
         self.config, self.out = config, Path(out)
         self.progress = Progress(config.target_accuracy)
@@ -53,11 +54,11 @@ class Run:
         try:
             if fresh:
                 self.files.refuse_others()
-            known = None if fresh else known_config(self.files, config, resume)
+            known = None if fresh else known_config(self.files, config, resume, engine)
             self.sim = make(config, workers=workers, device=device)
             if fresh:  # not before: a config whose data or model cannot be made must not cost the run that is there
                 self.files.discard()
-            self.notes = open_run(self.files, config, self.sim, self.progress, known)
+            self.notes = open_run(self.files, config, self.sim, self.progress, known, engine)
         except BaseException:
             self.files.abandon()
             raise
@@ -201,17 +202,18 @@ def run_experiment(
     device: str = "cpu",
     display: Listener | None = None,
     make: Callable[..., Simulation] = make_simulation,
+    engine: str = "simulator",
 ) -> Summary:
     """Run ``config`` in the directory ``out`` to its end; its summary comes back.
 
     ``workers`` (None: every core) and ``device`` do not change the result. With ``resume`` a run that was
     interrupted continues, and a finished one is extended when ``config`` asks for more rounds; with ``fresh`` it is
-    deleted, once the new one is ready to start.
+    deleted, once the new one is ready to start. ``make`` builds what trains; ``engine`` is what ``--engine`` calls it.
     """
     display = display or Silent()
     # Until the run is ready a signal does what it does to any process: there is nothing to save yet.
     with (
-        Run(config, out, resume=resume, fresh=fresh, workers=workers, device=device, make=make) as run,
+        Run(config, out, resume=resume, fresh=fresh, workers=workers, device=device, make=make, engine=engine) as run,
         Signals() as signals,
     ):
         for note in run.notes:
