@@ -73,6 +73,7 @@ def test_a_run_cut_off_while_it_was_written(tmp_path: Path) -> None:
         ("summary.json", b"[]", "summary.json holds no object"),
         ("summary.json", b'{"status": ["x"], "final_accuracy": "high"}', None),
         ("env.json", b"{", "env.json is not JSON"),
+        ("partition.json", b"[1", "partition.json is not JSON"),
         ("partition.json", b'{"sizes": ["a"], "class_counts": 3}', None),
         ("partition.json", b'{"sizes": [], "class_counts": []}', None),
         ("metrics.jsonl", b'{"round": 1, "accuracy": ' + b"9" * 5000 + b"}\n", "metrics.jsonl line 1 is no record"),

@@ -150,7 +150,7 @@ def _load(path: Path, name: str) -> StoredRun:
     rounds = read_rounds(path / "metrics.jsonl", problems)
     summary = read_object(path / "summary.json", problems)
     env = read_object(path / "env.json", problems)
-    partition = read_object(path / "partition.json", [])
+    partition = read_object(path / "partition.json", problems)
     if summary is None:
         problems.append("summary.json is missing: the run was killed or is still going")
     return StoredRun(name, path, config, rounds, summary, env, partition, problems)
