@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fedhyper.errors import CheckpointRefused, StorageError, UserError
+from fedhyper.lab.cli import main
 from fedhyper.lab.config.toml import read_toml
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.lab.sweep.checking import check_cells
@@ -216,6 +217,21 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert ended_before(cells("seed=0..1", "rounds=9")[0], out) is None
     with pytest.raises(CheckpointRefused, match=r"local_lr \(0.5, not 0.01\)"):
         sweep(cells("seed=0..1", local_lr=0.5), out)
+
+
+def test_fewer_rounds_than_there_are_are_refused_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["sweep", "digits", "method=fedavg", "seed=0,1", "clients=6", "clients_per_round=3", "--no-report", "-q"]
+    for rounds, code in ((2, 0), (1, 2)):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, f"rounds={rounds}"])
+        assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert "cells/seed=0 has 2 rounds already, more than rounds = 1; ask for more, choose another --out, or" in said
+    assert "delete the directory" in said, "sweep has no --fresh"
+    assert read_toml(tmp_path / "runs/digits-sweep/sweep.toml")["fixed"]["rounds"] == 2
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def sweep(
     from fedhyper.lab.sweep.checking import check_cells
     from fedhyper.lab.sweep.display import make_sweep_display
     from fedhyper.lab.sweep.grid import make_cells, parse_axes
-    from fedhyper.lab.sweep.run import ended_before, run_sweep
+    from fedhyper.lab.sweep.run import ended_before, refuse_shorter, run_sweep
     from fedhyper.lab.trackers import check_trackers, prepare_trackers
 
     check_trackers(track or ())
@@ -48,6 +48,7 @@ def sweep(
     values = read_toml(experiment)
     grid = parse_axes(axes)
     cells = make_cells(values, grid, str(experiment))
+    refuse_shorter(cells, target)
     check_cells([cell for cell in cells if ended_before(cell, target) is None])
     prepare_trackers(track or ())
     outcomes = run_sweep(

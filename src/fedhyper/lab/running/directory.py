@@ -216,6 +216,14 @@ def read_config(path: Path) -> Config | None:
         raise CheckpointRefused(f"{error}; put the config of this directory's run back, or {ANEW}") from error
 
 
+def too_long(path: Path, done: int, rounds: int) -> UserError:
+    """What to raise where fewer rounds are asked for than the run in ``path`` has done."""
+    return UserError(
+        f"{path} has {done} rounds already, more than rounds = {rounds}; "
+        f"ask for more, choose another --out, or {ANEW}"
+    )
+
+
 def holds_run(path: Path) -> bool:
     """Whether a run was started in directory ``path``, however it ended."""
     return (path / "config.toml").is_file() and ((path / "metrics.jsonl").exists() or (path / ".lock").exists())

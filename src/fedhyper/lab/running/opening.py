@@ -8,7 +8,7 @@ from fedhyper.errors import CheckpointRefused, UserError
 from fedhyper.lab.config.identity import config_hash, differences
 from fedhyper.lab.config.model import Config
 from fedhyper.lab.running.build import environment
-from fedhyper.lab.running.directory import ANEW, RunDirectory
+from fedhyper.lab.running.directory import ANEW, RunDirectory, too_long
 from fedhyper.lab.running.progress import Progress
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ def open_run(
     loaded = files.load_checkpoint() if known else None
     notes: list[str] = []
     if loaded and loaded[1]["round"] > config.rounds:
-        raise UserError(
-            f"{files.path} has {loaded[1]['round']} rounds already, more than rounds = {config.rounds}; "
-            f"ask for more, choose another --out, or {ANEW}"
-        )
+        raise too_long(files.path, loaded[1]["round"], config.rounds)
     again = _check_restart(files, known) if known and loaded is None else []
     if known is None:
         files.write_config(config)

@@ -23,7 +23,7 @@ from fedhyper.errors import CheckpointRefused, UserError
 from fedhyper.lab.config.identity import differences
 from fedhyper.lab.config.toml import dump_toml
 from fedhyper.lab.running.build import cores
-from fedhyper.lab.running.directory import ANEW, read_config
+from fedhyper.lab.running.directory import ANEW, read_config, too_long
 from fedhyper.lab.running.interrupt import Interrupted, Signals
 from fedhyper.lab.sweep.grid import Cell
 from fedhyper.lab.sweep.packing import longest_first
@@ -126,9 +126,10 @@ def run_sweep(
         _refuse_foreign(out)
         (out / "cells").mkdir(parents=True, exist_ok=True)
         held = lock(out)
-        replace(out / "sweep.toml", dump_toml(description).encode())
     with Signals() as signals, open(held, "rb"):
         outcomes = {cell.name: done for cell in cells if (done := ended_before(cell, out)) is not None}
+        with disk_errors(out):  # not before: a grid that is refused must not replace what is said of the one that is here
+            replace(out / "sweep.toml", dump_toml(description).encode())
         pending = deque(longest_first(cell for cell in cells if cell.name not in outcomes))
         jobs = max(1, min(jobs or cores(), len(pending)))
         display.begin(len(cells), len(outcomes), jobs)
@@ -166,6 +167,14 @@ def ended_before(cell: Cell, out: Path) -> Outcome | None:
     ):
         return None
     return Outcome(cell, summary["status"], summary.get("final_accuracy"), skipped=True)
+
+
+def refuse_shorter(cells: Sequence[Cell], out: Path) -> None:
+    """Refuse a grid of fewer rounds than its cells have done already; each of them would fail."""
+    for cell in cells:
+        done = (read_json(out / "cells" / cell.name / "summary.json") or {}).get("rounds")
+        if isinstance(done, int) and done > cell.config.rounds:
+            raise too_long(out / "cells" / cell.name, done, cell.config.rounds)
 
 
 def interrupted(number: int) -> Interrupted:
