@@ -155,6 +155,11 @@ def test_names_are_safe(tmp_path: Path, value: str) -> None:
     assert (tmp_path / name).resolve().parent == tmp_path.resolve()
 
 
+def test_a_cell_is_named_by_every_axis() -> None:
+    names = [cell.name for cell in cells("method=fedavg,fedexp", "rounds=2,4", "eval_every=2")]
+    assert names == [f"method={method},rounds={rounds}" for method in ("fedavg", "fedexp") for rounds in (2, 4)]
+
+
 def test_names_stay_apart() -> None:
     names = [cell.name for cell in cells('model_options.x="a b","a-b","a/b"')]
     assert len(set(names)) == 3

@@ -12,10 +12,14 @@ from fedhyper.errors import StorageError, UserError
 
 def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
     """``runs/fmnist/method=fedexp,seed=3``: the same command finds its run again."""
+    from fedhyper.lab.config.identity import CHANGEABLE
     from fedhyper.lab.config.toml import parse_override
     from fedhyper.lab.sweep.grid import cell_name
 
-    return Path("runs") / experiment_name(experiment) / cell_name(parse_override(text) for text in overrides)
+    changes = [parse_override(text) for text in overrides]
+    # rounds=100 is for the run that is there: what may change in a run is no part of its name
+    name = cell_name((key, value) for key, value in changes if key not in CHANGEABLE)
+    return Path("runs") / experiment_name(experiment) / name
 
 
 def experiment_name(experiment: Path) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedhyper.errors import UserError, printable
-from fedhyper.lab.config.identity import CHANGEABLE
 from fedhyper.lab.config.model import Config, make_config
 from fedhyper.lab.config.toml import parse_value, put_all, split_override
 
@@ -147,7 +146,7 @@ def _combinations(grid: Grid, methods: Sequence[Any]) -> Iterator[dict[str, Any]
 
 def cell_name(settings: Iterable[tuple[str, Any]]) -> str:
     """``method=fedavg,seed=0``: readable, and safe as the name of a directory anywhere."""
-    settings = [(key, value) for key, value in settings if key not in CHANGEABLE]
+    settings = list(settings)
     name = ",".join(f"{key}={_word(value)}" for key, value in settings) or "base"
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 9]}-{_digest(settings)}"
 
