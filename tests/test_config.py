@@ -389,7 +389,7 @@ def test_the_hash_is_over_what_determines_the_result(key: str) -> None:
         (b"= 1\n", "not TOML"),
         (b'task = "digits\n', "not TOML"),
         (b"seed = " + b"9" * 5000, "x.toml"),
-        (b"seed = 1979-05-27\n", "seed = date must be a whole number"),
+        (b"seed = 1979-05-27\n", "seed = 1979-05-27 must be a whole number"),
         (b"local_lr = nan\n", "local_lr = nan must be a finite number"),
         (b"local_lr = 1e999\n", "local_lr = inf must be a finite number"),
         (b"[[partition]]\n", "partition"),

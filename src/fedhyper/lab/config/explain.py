@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import date, time
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,7 +33,9 @@ def explain(error: ValidationError, source: str, overridden: Iterable[str], keys
     if not key or first["type"] == "value_error":  # of a table, or of the config as a whole
         where = blamed(cause, source, overridden)
     else:
-        where = "command line" if key in set(overridden) else source
+        # options.a.b was typed, and options.a is wrong; or options was, as a table, and options.a is wrong
+        typed = any(f"{one}.".startswith(f"{key}.") or key.startswith(f"{one}.") for one in overridden)
+        where = "command line" if typed else source
     several = more and first["type"] != "union" and len({_place(one) for one in error.errors()}) > 1
     return f"{where}: {cause}" + (f" (and {len(more)} more)" if several else "")
 
@@ -44,7 +47,13 @@ def blamed(message: str, source: str, overridden: Iterable[str]) -> str:
 
 
 def _place(error: Any) -> tuple[str, ...]:
-    return tuple(str(part) for part in error["loc"] if part not in _BRANCHES)
+    place = tuple(map(str, error["loc"]))
+    # only at the end of table, key, branch: somebody may write a key of that name
+    return place[:-1] if len(place) > 2 and place[-1] in _BRANCHES else place
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, date | time) else shown(value)  # JSON, which that writes, has no dates
 
 
 def _cause(key: str, error: Any, keys: list[str]) -> str:
@@ -56,10 +65,10 @@ def _cause(key: str, error: Any, keys: list[str]) -> str:
         return f"key '{printable(key)}' is not known; {meant}"
     value = error["input"]
     if key.startswith(("options.", "model_options.")):
-        return f"{printable(key)} = {shown(value)} must be a finite number, a string, true or false"
+        return f"{printable(key)} = {_shown(value)} must be a finite number, a string, true or false"
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
-        return f"{key} = {shown(value)} must be one of {', '.join(choices)}" + (
+        return f"{key} = {_shown(value)} must be one of {', '.join(choices)}" + (
             f"; {did_you_mean(value, choices)}" if isinstance(value, str) and nearest(value, choices) else ""
         )
     expected = {
@@ -78,4 +87,4 @@ def _cause(key: str, error: Any, keys: list[str]) -> str:
         "less_than": f"below {context.get('lt', 0):,}",
         "less_than_equal": f"at most {context.get('le', 0):,}",
     }.get(kind, str(error["msg"]).lower())
-    return f"{printable(key)} = {shown(value)} must be {expected}"
+    return f"{printable(key)} = {_shown(value)} must be {expected}"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedhyper.arrays import is_number
 from fedhyper.client.constants import LocalOptimizer
 from fedhyper.errors import UserError, did_you_mean, printable, shown
 from fedhyper.guard import NORM_CAP
@@ -51,7 +52,10 @@ class PartitionConfig(Strict):
 
     @model_validator(mode="after")
     def _own_keys(self) -> Self:
-        split = PARTITIONS.get(self.kind).split
+        try:
+            split = PARTITIONS.get(self.kind).split
+        except UserError as error:
+            raise UserError(f"partition.kind: {error}") from error
         if self.model_extra:
             known = list(dict.fromkeys([*PartitionConfig.model_fields, *keyword_options(split)]))
             for name in self.model_extra:
@@ -182,7 +186,10 @@ class Config(Strict):
             if name not in known:
                 raise ValueError(unknown_option(printable(name), self.method))
             if not known[name].says.accepts(value):
-                raise ValueError(f"options.{name} = {shown(value)} must be {known[name].says.allowed}")
+                allowed = known[name].says.allowed
+                if known[name].says.kind is float and not is_number(value) and "number" not in allowed:
+                    allowed = f"a number, {allowed}"
+                raise ValueError(f"options.{name} = {shown(value)} must be {allowed}")
         self._check_warmup(self.make_method())
         return self
 
@@ -202,7 +209,13 @@ class Config(Strict):
                 raise ValueError(
                     f"{key} = {shown(getattr(self, key))} does not go with [privacy]; it needs {shown(value)}"
                 )
-        Privacy(**privacy.model_dump()).on_updates(self.clients_per_round)
+        try:
+            Privacy(**privacy.model_dump()).on_updates(self.clients_per_round)
+        except ValueError as error:
+            if "noise" in privacy.model_fields_set:
+                raise
+            given = ", ".join(f"privacy.{name}" for name in sorted(privacy.model_fields_set)) or "[privacy]"
+            raise ValueError(f"{given} makes the run private, with the default noise: {error}") from error
 
     def make_method(self) -> Method:
         """The method with its rates and options, and what clients step with."""
