@@ -512,7 +512,7 @@ def test_tables_escape_what_their_readers_would_run(tmp_path: Path) -> None:
         write_run(tmp_path / str(index), method=text, rounds=3)
     rows = list(csv.reader(io.StringIO(headline_table([tmp_path], "csv"))))
     assert len(rows) == 1 + len(HOSTILE)
-    assert {len(row) for row in rows} == {16}
+    assert {len(row) for row in rows} == {17}
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for cell in row[:2])
     lines = headline_table([tmp_path], "md").splitlines()
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {10}
@@ -522,6 +522,21 @@ def test_tables_escape_what_their_readers_would_run(tmp_path: Path) -> None:
     assert not re.search(r"(?<!\\)[#%_]", latex)
     with pytest.raises(UserError, match="use md, latex or csv"):
         headline_table([tmp_path], "xls")  # type: ignore[arg-type]
+
+
+def test_runs_of_several_kinds_share_no_table(tmp_path: Path) -> None:
+    for i, (kind, rounds) in enumerate((("dirichlet", 4), ("iid", 2), ("dirichlet", 4), ("shards", 2))):
+        write_run(tmp_path / str(i), rounds=rounds, partition={"kind": kind}, method="fedexp" if i == 2 else "fedavg")
+    tables = headline_table([tmp_path], "md").split("\n\n")
+    assert tables[::2] == [
+        f"**partition.kind {kind}, rounds {rounds}**" for kind, rounds in (("dirichlet", 4), ("iid", 2), ("shards", 2))
+    ]
+    assert [len(table.splitlines()) - 2 for table in tables[1::2]] == [2, 1, 1]
+    latex = headline_table([tmp_path], "latex")
+    assert re.findall(r"^% (.*)$", latex, re.M) == [title.strip("*") for title in tables[::2]]
+    assert latex.count(r"\begin{tabular}") == 3
+    rows = list(csv.DictReader(io.StringIO(headline_table([tmp_path], "csv"))))
+    assert [row["kind"] for row in rows] == [tables[i].strip("*") for i in (0, 0, 2, 4)]
 
 
 def test_headline_table_by_hand(tmp_path: Path) -> None:

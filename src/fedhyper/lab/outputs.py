@@ -49,8 +49,8 @@ def say_report(directory: Path, *, quiet: bool) -> Path | None:
 
 
 def print_table(paths: Sequence[Path]) -> None:
-    """The headline table of all runs under ``paths``; on a terminal without the columns on cost, which need width."""
-    from fedhyper.lab.results.groups import make_groups
+    """The headline tables of all runs under ``paths``; on a terminal without the columns on cost, which need width."""
+    from fedhyper.lab.results.parts import make_parts
     from fedhyper.lab.results.stored import load_runs
     from fedhyper.lab.results.tables import COLUMNS, headline_rows, headline_table
 
@@ -61,9 +61,10 @@ def print_table(paths: Sequence[Path]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for i, heading in enumerate(COLUMNS[:5]):
-        table.add_column(heading, justify="right" if i else "left", overflow="fold")
-    for row in headline_rows(make_groups(load_runs(paths))):
-        table.add_row(*(Text(cell) for cell in row.cells[:5]), style="bold" if row.best else None)
-    Console().print(table)
+    for part in make_parts(load_runs(paths)):
+        table = Table(box=None, pad_edge=False, padding=(0, 2), title=Text(part.title) if part.title else None)
+        for i, heading in enumerate(COLUMNS[:5]):
+            table.add_column(heading, justify="right" if i else "left", overflow="fold")
+        for row in headline_rows(part.groups):
+            table.add_row(*(Text(cell) for cell in row.cells[:5]), style="bold" if row.best else None)
+        Console().print(table)

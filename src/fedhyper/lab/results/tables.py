@@ -13,8 +13,9 @@ from typing import Literal, get_args
 
 from fedhyper.errors import UserError
 from fedhyper.lab.results.comparing import baseline, same_problem
-from fedhyper.lab.results.groups import Group, describe, make_groups
+from fedhyper.lab.results.groups import Group, describe
 from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.parts import Part, make_parts
 from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.stored import load_runs
 
@@ -41,15 +42,22 @@ OVERHEAD = ("s / round", "time vs fedavg", "bytes vs fedavg")
 
 
 def headline_table(paths: Sequence[Path], style: Style) -> str:
-    """The headline table of the runs under ``paths``, ready to paste; ends with a newline."""
+    """The headline table of the runs under ``paths``, ready to paste; ends with a newline.
+
+    One for each kind of run (``make_parts``), under its name; CSV has them in one, with the kind in the last column.
+    """
     if style not in get_args(Style):
         raise UserError(f"table style {style!r} is unknown; use md, latex or csv")
-    groups = make_groups(load_runs(paths))
+    parts = make_parts(load_runs(paths))
     if style == "csv":
-        return _csv(groups)
-    header = [*COLUMNS, *OVERHEAD]
-    rows = [list(row.cells) for row in headline_rows(groups)]
-    return _markdown(header, rows) if style == "md" else _latex(header, rows)
+        return _csv(parts)
+    header, tables = [*COLUMNS, *OVERHEAD], []
+    for part in parts:
+        rows = [list(row.cells) for row in headline_rows(part.groups)]
+        table = _markdown(header, rows) if style == "md" else _latex(header, rows)
+        title = f"**{_md(part.title)}**\n\n" if style == "md" else f"% {_tex(part.title)}\n"
+        tables.append(title + table if part.title else table)
+    return "\n".join(tables)
 
 
 def headline_rows(groups: Sequence[Group]) -> list[Row]:
@@ -171,21 +179,21 @@ def _tex(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in text).replace("–", "--")
 
 
-def _csv(groups: Sequence[Group]) -> str:
+def _csv(parts: Sequence[Part]) -> str:
     """Numbers as numbers, a column each, for programs and spreadsheets; accuracies are fractions, empty is unknown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     pairs = ("final_accuracy", "rounds_to_target", "seconds_to_target", "bytes")
     header = ["setting", "method", "runs", "ended", *(f"{name}{part}" for name in pairs for part in ("", "_std"))]
-    writer.writerow([*header, "reached_target", "seconds_per_round", "time_vs_fedavg", "bytes_vs_fedavg"])
-    for group in groups:
+    writer.writerow([*header, "reached_target", "seconds_per_round", "time_vs_fedavg", "bytes_vs_fedavg", "kind"])
+    for part, group in ((part, group) for part in parts for group in part.groups):
         stats = (group.accuracy(), group.rounds_to_target(), group.seconds_to_target(), group.bytes_total())
         values = [value for stat in stats for value in ((stat.mean, stat.std) if stat else (None, None))]
         ended = sum(run.ended for run in group.runs)
         counts = [len(group.runs), ended, *values, sum(run.to_target() is not None for run in group.runs)]
-        figures = [*counts, group.seconds_per_round(), *_overhead(group, groups)]
+        figures = [*counts, group.seconds_per_round(), *_overhead(group, part.groups)]
         cells = ["" if figure is None else f"{figure:.9g}" for figure in figures]
-        writer.writerow([_inert(group.label), _inert(group.method), *cells])
+        writer.writerow([_inert(group.label), _inert(group.method), *cells, _inert(part.title)])
     return out.getvalue()
 
 
