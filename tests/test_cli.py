@@ -286,7 +286,7 @@ def test_a_tracker_that_is_not_installed(
     monkeypatch.setitem(sys.modules, tracker, None)
     name, *rest = command
     said = fails(capsys, 2, name, toml, *rest, "--track", tracker)
-    assert f"{tracker} is not installed; run pip install 'fedhyper[{tracker}]'" in said
+    assert f"{tracker} is not installed; run pip install '.[{tracker}]' in the clone, or pip install 'fedhyper[" in said
 
 
 def test_a_tracker_that_is_not_known(capsys: pytest.CaptureFixture[str], toml: str) -> None:
@@ -329,7 +329,8 @@ def test_clients_without_torch_is_a_hint() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(
-        "fedhyper.client.HyperSGD needs torch, which is not installed; pip install 'fedhyper[sim]'"
+        "fedhyper.client.HyperSGD needs torch, which is not installed; "
+        "pip install '.[sim]' in the clone, or pip install 'fedhyper[sim]' if it came from PyPI"
     )
 
 

@@ -67,6 +67,11 @@ def printable(text: str, limit: int = 200) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
+def install(extra: str) -> str:
+    """The cure for a package that is missing: the extra that brings it, from wherever fedhyper itself came."""
+    return f"pip install '.[{extra}]' in the clone, or pip install 'fedhyper[{extra}]' if it came from PyPI"
+
+
 def shown(value: object) -> str:
     """A value as TOML writes it, on one line and at most 60 characters."""
     try:

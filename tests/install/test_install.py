@@ -203,7 +203,7 @@ def _use(python: str, extra: str, run: Path, cwd: Path) -> list[str]:
     worked = ["import"]
     said = _run([python, "-c", SERVER], cwd)
     if extra not in WITH_TORCH:
-        assert "needs torch, which is not installed; pip install 'fedhyper[sim]'" in said
+        assert "needs torch, which is not installed; pip install '.[sim]' in the clone" in said
     if extra == "dp":
         _run([python, "-c", OPINIONS], cwd)
         worked.append("two opinions on epsilon")

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedhyper.errors import install
+
 if TYPE_CHECKING:
     from fedhyper.client.delta_sgd import DeltaSGD, delta_sgd_rate
     from fedhyper.client.hyper_sgd import HyperSGD, hyper_rate
@@ -39,6 +41,6 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            cure = f"fedhyper.client.{name} needs torch, which is not installed; pip install 'fedhyper[sim]'"
+            cure = f"fedhyper.client.{name} needs torch, which is not installed; {install('sim')}"
             raise ModuleNotFoundError(cure, name="torch") from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,10 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedhyper.errors import install
+
 try:
     import flwr  # noqa: F401
 except ImportError as error:  # pragma: no cover - depends on the installation
-    raise ImportError("fedhyper.flower needs Flower: pip install 'fedhyper[flower]'") from error
+    raise ImportError(f"fedhyper.flower needs Flower: {install('flower')}") from error
 
 from fedhyper.flower.strategy import FedHyper
 

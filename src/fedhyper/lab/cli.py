@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fedhyper.errors import StorageError, UserError, printable
+from fedhyper.errors import StorageError, UserError, install, printable
 
 # Which extra brings the package that is missing.
 _EXTRAS = {
@@ -65,7 +65,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         extra = next((name for name, packages in _EXTRAS.items() if package in packages), None)
         if extra is None:
             raise
-        return _fail(f"{package} is not installed; run pip install 'fedhyper[{extra}]'", 2, debug)
+        return _fail(f"{package} is not installed; run {install(extra)}", 2, debug)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # click or rich met it before us, and says 1
             return _BROKEN_PIPE

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedhyper.errors import StorageError, UserError
+from fedhyper.errors import StorageError, UserError, install
 
 
 def default_out(experiment: Path, overrides: Sequence[str]) -> Path:
@@ -41,7 +41,7 @@ def say_report(directory: Path, *, quiet: bool) -> Path | None:
         raise
     except (UserError, ModuleNotFoundError) as error:
         # The run is done and on disk: the missing page must not make it a failure.
-        print(f"fedhyper: note: no report ({error}); pip install 'fedhyper[report]'", file=sys.stderr)
+        print(f"fedhyper: note: no report ({error}); {install('report')}", file=sys.stderr)
         return None
     if not quiet:
         print(f"report: {path}")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedhyper.errors import install
+
 try:
     import nvflare  # noqa: F401
 except ImportError as error:  # pragma: no cover - depends on the installation
-    raise ImportError("fedhyper.nvflare needs NVFlare: pip install 'fedhyper[nvflare]'") from error
+    raise ImportError(f"fedhyper.nvflare needs NVFlare: {install('nvflare')}") from error
 
 if TYPE_CHECKING:
     from fedhyper.nvflare.client import local_lr, reply

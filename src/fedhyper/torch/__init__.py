@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from fedhyper.errors import install
+
 try:
     import torch  # noqa: F401
 except ImportError as error:  # pragma: no cover - depends on the installation
-    raise ImportError("fedhyper.torch needs torch: pip install 'fedhyper[sim]'") from error
+    raise ImportError(f"fedhyper.torch needs torch: {install('sim')}") from error
 
 from fedhyper.torch.hyper_server import HyperServer
 

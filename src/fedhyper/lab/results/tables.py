@@ -186,7 +186,7 @@ def _csv(parts: Sequence[Part]) -> str:
     pairs = ("final_accuracy", "rounds_to_target", "seconds_to_target", "bytes")
     header = ["setting", "method", "runs", "ended", *(f"{name}{part}" for name in pairs for part in ("", "_std"))]
     writer.writerow([*header, "reached_target", "seconds_per_round", "time_vs_fedavg", "bytes_vs_fedavg", "kind"])
-    for part, group in ((part, group) for part in parts for group in part.groups):
+    for part, group in [(one, group) for one in parts for group in one.groups]:
         stats = (group.accuracy(), group.rounds_to_target(), group.seconds_to_target(), group.bytes_total())
         values = [value for stat in stats for value in ((stat.mean, stat.std) if stat else (None, None))]
         ended = sum(run.ended for run in group.runs)

@@ -219,8 +219,7 @@ def read_config(path: Path) -> Config | None:
 def too_long(path: Path, done: int, rounds: int) -> UserError:
     """What to raise where fewer rounds are asked for than the run in ``path`` has done."""
     return UserError(
-        f"{path} has {done} rounds already, more than rounds = {rounds}; "
-        f"ask for more, choose another --out, or {ANEW}"
+        f"{path} has {done} rounds already, more than rounds = {rounds}; ask for more, choose another --out, or {ANEW}"
     )
 
 

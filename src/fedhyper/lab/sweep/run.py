@@ -128,7 +128,9 @@ def run_sweep(
         held = lock(out)
     with Signals() as signals, open(held, "rb"):
         outcomes = {cell.name: done for cell in cells if (done := ended_before(cell, out)) is not None}
-        with disk_errors(out):  # not before: a grid that is refused must not replace what is said of the one that is here
+        with disk_errors(
+            out
+        ):  # not before: a grid that is refused must not replace what is said of the one that is here
             replace(out / "sweep.toml", dump_toml(description).encode())
         pending = deque(longest_first(cell for cell in cells if cell.name not in outcomes))
         jobs = max(1, min(jobs or cores(), len(pending)))

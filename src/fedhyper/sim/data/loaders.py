@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedhyper.errors import DataError, UserError
+from fedhyper.errors import DataError, UserError, install
 from fedhyper.sim.data.files import Bytes, data_dir, load_files
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.rng import generator
@@ -53,7 +53,7 @@ def _digits_table() -> Indices:
     """1797 rows of 64 pixels (0 to 16) and a label."""
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError("task digits needs scikit-learn; pip install 'fedhyper[sim]'")
+        raise UserError(f"task digits needs scikit-learn; {install('sim')}")
     file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():  # importing sklearn.datasets takes seconds, its file milliseconds; a test compares them
         with gzip.open(file, "rt") as lines:
