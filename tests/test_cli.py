@@ -117,6 +117,8 @@ def test_python_m_fedhyper() -> None:
         (["run", "{}", "method=fedprox", "options.mu=true"], "options.mu = true must be a number, in [0, 1e+06]"),
         (["run", "{}", "privacy.delta=0.9"], "command line: privacy.delta makes the run private, with the default"),
         (["data", "fetch", "mnst"], "did you mean 'mnist'?"),
+        (["data", "fetch", "digits"], "digits come with scikit-learn: there is nothing to fetch or check"),
+        (["data", "check", "mnist", "digits"], "digits come with scikit-learn"),
         (["data", "check", "mnst"], "did you mean 'mnist'?"),
         (["partition", "{}", "partition.kind=iidd"], "did you mean 'iid'?"),
     ],

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedhyper.errors import UserError
 from fedhyper.lab.commands.options import Json, Quiet
 
 data_app = typer.Typer(help="Datasets: where they are, download, verify.", no_args_is_help=True)
@@ -30,6 +31,7 @@ def data_check(
     """Read every byte and compare with what was published. Exit code 5 if a file is damaged or missing."""
     from fedhyper.sim.data.files import dataset_status
 
+    _refuse_digits(names or ())
     statuses = dataset_status(names or None)
     _print_data(statuses, as_json)
     problems = [file.problem for status in statuses for file in status.files if file.problem]
@@ -51,11 +53,17 @@ def data_fetch(
     from fedhyper.sim.data.files import fetch
     from fedhyper.sim.data.published import dataset
 
+    _refuse_digits(names)
     for name in names:
         dataset(name)  # a typing mistake is said before the first download
     statuses = [fetch(name, progress=not quiet) for name in names]
     if not quiet:
         _print_data(statuses, as_json=False)
+
+
+def _refuse_digits(names: Sequence[str]) -> None:
+    if "digits" in names:  # a task like the others, but no dataset of ours
+        raise UserError("digits come with scikit-learn: there is nothing to fetch or check; leave the name out")
 
 
 def _print_data(statuses: Sequence[Any], as_json: bool) -> None:

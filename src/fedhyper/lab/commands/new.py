@@ -10,7 +10,10 @@ import typer
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="NAME.toml is written", show_default=False)],
     like: Annotated[
-        str | None, typer.Option(help="digits, mnist, fmnist, cifar10 or shakespeare", show_default="digits")
+        str | None,
+        typer.Option(
+            help="digits, mnist, fmnist, cifar10 or shakespeare", show_default="NAME if it is one of them, else digits"
+        ),
     ] = None,
 ) -> None:
     """Write a config to start from.
