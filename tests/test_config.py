@@ -484,6 +484,9 @@ def test_the_documentation_names_every_key() -> None:
     for key, field in fields():
         assert f"`{key.removeprefix('partition.').removeprefix('privacy.')}`" in text, key
         assert field.description, key
+        if key == "norm_cap" or key.startswith("privacy."):
+            assert field.description in text, key
+            assert field.annotation is bool or "; raising it " in field.description, key
     for table in markdown().split("\n\n"):
         assert table.strip() in text, "put the output of python -m fedhyper.lab.methods_table into docs/config.md"
 

@@ -29,7 +29,12 @@ class Privacy:
         1.0, "C: longest update, in units of weights; raising it cuts less and adds more noise", above=0
     )
     adaptive: bool = setting(True, "C follows the median length of updates, which is measured with noise, too")
-    delta: float = setting(1e-5, "δ: chance that the promise fails; well below 1/clients", above=0, below=1)
+    delta: float = setting(
+        1e-5,
+        "δ: chance that the promise fails, well below 1/clients; raising it lowers the ε that is told",
+        above=0,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -78,10 +78,10 @@ class PartitionConfig(Strict):
 class PrivacyConfig(Strict):
     """Private training: updates clipped, and noise on their mean; see ``fedhyper.privacy``."""
 
-    noise: float = Field(1.0, ge=1e-9, le=1e6, description="z: deviation of the noise on the sum, in clipping lengths")
-    clip: float = Field(1.0, gt=0, le=1e6, description="C: longest update, in units of weights")
-    adaptive: bool = Field(True, description="C follows the median length of updates, measured with noise")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ: chance that the promise fails; well below 1/clients")
+    noise: float = Field(1.0, ge=1e-9, le=1e6, description=settings_of(Privacy)["noise"].help)
+    clip: float = Field(1.0, gt=0, le=1e6, description=settings_of(Privacy)["clip"].help)
+    adaptive: bool = Field(True, description=settings_of(Privacy)["adaptive"].help)
+    delta: float = Field(1e-5, gt=0, lt=1, description=settings_of(Privacy)["delta"].help)
 
 
 # What a private run is made with, for whatever says otherwise would break its promise.
@@ -124,7 +124,10 @@ class Config(Strict):
         "mean", description="how updates become one: mean, or one that holds against some hostile clients"
     )
     norm_cap: float = Field(
-        NORM_CAP, ge=0, le=1e6, description="strongest pull of one client, in medians of the round; 0 = no rule"
+        NORM_CAP,
+        ge=0,
+        le=1e6,
+        description="strongest pull of one client, in medians of the round; raising it lets one move more, 0 = no rule",
     )
     subset: int = Field(0, ge=0, le=100_000_000, description="train on this many examples only; 0 = all")
     validation: float = Field(
