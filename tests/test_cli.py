@@ -20,7 +20,7 @@ from fedhyper.lab.cli import main
 from fedhyper.lab.commands import run as run_command
 from fedhyper.lab.config.model import load_config, make_config
 from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
-from fedhyper.lab.running.live import LiveTable
+from fedhyper.lab.running.live import LiveTable, round_table
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.lab.running.words import duration, number, percent, sparkline
 from fedhyper.lab.starters import experiment_file, starters
@@ -116,6 +116,9 @@ def test_python_m_fedhyper() -> None:
         (["run", "{}", "method=fedprox", 'options.mu="0.1"'], 'options.mu = "0.1" must be a number, in [0, 1e+06]'),
         (["run", "{}", "method=fedprox", "options.mu=true"], "options.mu = true must be a number, in [0, 1e+06]"),
         (["run", "{}", "privacy.delta=0.9"], "command line: privacy.delta makes the run private, with the default"),
+        (["run", "{}", "local_lr=0.1", "local_lr=0.5"], "command line: local_lr is given twice; leave one out"),
+        (["new", ""], "NAME = '' is not the name of a file"),
+        (["new", "."], "NAME = '.' is not the name of a file"),
         (["data", "fetch", "mnst"], "did you mean 'mnist'?"),
         (["data", "fetch", "digits"], "digits come with scikit-learn: there is nothing to fetch or check"),
         (["data", "check", "mnist", "digits"], "digits come with scikit-learn"),
@@ -384,6 +387,35 @@ def test_streams_that_are_closed(toml: str, closed: str) -> None:
 def test_a_report_needs_a_name(capsys: pytest.CaptureFixture[str], toml: str, out: str) -> None:
     assert call("run", toml, "rounds=1", "--out", "one", "--no-report", "--quiet") == 0
     assert f"{out or '.'}: Is a directory" in fails(capsys, 74, "report", "one", "-o", out)
+
+
+def test_a_page_replaces_a_page_and_nothing_else(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("run", toml, "rounds=1", "--out", "one", "--no-report", "--quiet") == 0
+    assert f"--out {toml} exists and is no page" in fails(capsys, 2, "report", "one", "--table", "md", "-o", toml)
+    assert Path(toml).read_text() == TINY
+    for _ in range(2):
+        assert call("report", "one", "-o", "page") == 0
+
+
+def test_the_command_that_comes_next_can_be_pasted(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("new", "we ird") == 0
+    assert capsys.readouterr().out.endswith("next: fedhyper run 'we ird.toml'\n")
+    assert call("flower", "new", "my app") == 0
+    assert capsys.readouterr().out.endswith("next: cd 'my app' && flwr run . --stream\n")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 70, 80])
+def test_a_narrow_screen_shows_fewer_columns_and_cuts_none(tmp_path: Path, width: int) -> None:
+    from rich.console import Console
+
+    run_experiment(make_config({"rounds": 1, "clients": 10, "method": "fedavg"}), tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    screen = Console(file=io.StringIO(), width=width)
+    screen.print(round_table([record | {"local_lr": 0.0001234, "global_lr": 0.0003123, "train_loss": 12.35}], width))
+    headings, row = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert row.split()[:4] == ["1", *percent(record["accuracy"]).split(), "12.35"]
+    assert "…" not in headings + row
+    assert ("local rate" in headings) == (width >= 50)
 
 
 def test_words_for_numbers() -> None:

@@ -246,6 +246,7 @@ def test_target(tmp_path: Path) -> None:
 def test_patience(tmp_path: Path) -> None:
     summary = run_experiment(tiny(method="fedavg", local_lr=1e-9, patience=3, rounds=200), tmp_path / "run")
     assert summary["rounds"] == 4  # the first evaluation is the best, three more are not better
+    assert closing(tiny(rounds=200, patience=3), summary).startswith("finished after round 4 of 200 (patience = 3), ")
 
 
 def test_the_guard(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ def experiment_file(given: Path) -> Path:
 def new_experiment(name: str, like: str | None) -> Path:
     """Write ``NAME.toml``, a copy of one of the package's experiments; nothing is overwritten."""
     target = Path(name if name.endswith(".toml") else f"{name}.toml")
+    if not target.name.removesuffix(".toml").strip("."):  # "", "." and ".." are no names
+        raise UserError(f"NAME = '{printable(name)}' is not the name of a file; write one such as mine")
     source = like or (target.stem if target.stem in starters() else "digits")
     if source not in starters():
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -22,4 +23,4 @@ def flower_new(
     from fedhyper.lab.flower_new import new_app
 
     new_app(directory, task)
-    print(f"{directory}: a Flower app; next: cd {directory} && flwr run . --stream")
+    print(f"{directory}: a Flower app; next: cd {shlex.quote(str(directory))} && flwr run . --stream")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -23,4 +24,4 @@ def new(
     from fedhyper.lab.starters import new_experiment
 
     path = new_experiment(name, like)
-    print(f"{path}: a config to change; next: fedhyper run {path}")
+    print(f"{path}: a config to change; next: fedhyper run {shlex.quote(str(path))}")

@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from fedhyper.errors import UserError
+from fedhyper.storage.files import disk_errors
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="runs, sweeps, or directories of them")],
@@ -32,6 +35,8 @@ def report(
 
     fedhyper report runs/fmnist-sweep --table latex
     """
+    if out is not None:
+        _refuse_other(out)
     if table is not None:
         from fedhyper.lab.results.tables import headline_table
 
@@ -45,3 +50,14 @@ def report(
         from fedhyper.lab.results.report import write_report
 
         print(write_report(runs, out or Path("report.html"), title=title))
+
+
+def _refuse_other(out: Path) -> None:
+    """A page may replace a page, not a config or a thesis."""
+    with disk_errors(out):
+        if not out.is_file():
+            return
+        with out.open("rb") as file:
+            begins = file.read(15).lower()
+    if begins and not begins.startswith((b"<!doctype html", b"<html")):
+        raise UserError(f"--out {out} exists and is no page; choose another name, such as report.html")

@@ -251,7 +251,11 @@ _KEYS = [*Config.model_fields, *(f"privacy.{name}" for name in PrivacyConfig.mod
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The config in the TOML file at ``path``, then changed by ``key=value`` strings."""
     values = read_toml(path)
-    changes = dict(parse_override(text) for text in overrides)
+    changes: dict[str, Any] = {}
+    for key, value in map(parse_override, overrides):
+        if key in changes:  # as TOML and sweeps have it: nobody knows which one was meant
+            raise UserError(f"command line: {key} is given twice; leave one out")
+        changes[key] = value
     put_all(values, changes)
     return make_config(values, str(path), changes)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 ROWS = 12  # of the live table
+HEADINGS = ("round", "accuracy", "loss", "global rate", "local rate", "seconds")
+NEEDS = {"seconds": 76, "global rate": 65, "local rate": 50}  # columns of the screen, four of them for remarks
 
 
 class LiveTable(Quiet):
@@ -64,7 +66,8 @@ class LiveTable(Quiet):
         from rich.text import Text
 
         config, done = self._run.config, self._run.round
-        lines = [Text(title(config), style="bold"), round_table(self._records[-ROWS:])]
+        width = self._live.console.width if self._live else 80
+        lines = [Text(title(config), style="bold"), round_table(self._records[-ROWS:], width)]
         if self._run.sim.trained_by:
             lines.insert(1, Text(f"trains {self._run.sim.trained_by}", style="dim"))
         for name, key, log in (("accuracy", "accuracy", False), ("local rate", "local_lr", True)):
@@ -78,26 +81,25 @@ class LiveTable(Quiet):
         return Group(*lines)
 
 
-def round_table(records: Sequence[Record]) -> Any:
-    """The newest rounds as a rich table."""
+def round_table(records: Sequence[Record], width: int = 80) -> Any:
+    """The newest rounds as a rich table; on a narrow screen without the columns that would cut the others short."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for heading in ("round", "accuracy", "loss", "global rate", "local rate", "seconds", ""):
-        if heading:
-            table.add_column(heading, justify="right", no_wrap=True)
-        else:
-            table.add_column(style="yellow", no_wrap=True, overflow="ellipsis")
+    shown = [heading for heading in HEADINGS if width >= NEEDS.get(heading, 0)]
+    for heading in shown:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(style="yellow", no_wrap=True, overflow="ellipsis")
     for record in records:
         seconds = sum(value for key, value in record.items() if key.startswith("seconds"))
-        table.add_row(
-            str(record["round"]),
-            percent(record["accuracy"]),
-            number(record["train_loss"]),
-            number(record["global_lr"]),
-            number(record["local_lr"]),
-            f"{seconds:.2f}",
-            Text(remarks(record).strip()),
-        )
+        cells = {
+            "round": str(record["round"]),
+            "accuracy": percent(record["accuracy"]),
+            "loss": number(record["train_loss"]),
+            "global rate": number(record["global_lr"]),
+            "local rate": number(record["local_lr"]),
+            "seconds": f"{seconds:.2f}",
+        }
+        table.add_row(*(cells[heading] for heading in shown), Text(remarks(record).strip()))
     return table

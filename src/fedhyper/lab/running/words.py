@@ -61,6 +61,10 @@ def closing(config: Config, summary: Summary) -> str:
     """How a run ended, in a line."""
     status = "stopped" if summary["status"] == "running" else summary["status"]
     parts = [f"{status} after round {summary['rounds']}"]
+    if status == "finished" and summary["rounds"] < config.rounds:
+        at_target = config.stop_at_target and summary["rounds_to_target"]
+        why = "stop_at_target" if at_target else f"patience = {config.patience}"
+        parts[0] += f" of {config.rounds} ({why})"
     if summary["final_accuracy"] is not None:
         best = "where validation was best" if config.validation else "best"
         parts.append(f"accuracy {percent(summary['final_accuracy'])} ({best} {percent(summary['best_accuracy'])})")
