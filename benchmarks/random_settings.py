@@ -150,13 +150,11 @@ def _climb(
         return
     report = summed_up(
         [found[i][0].delta for i in told],
-        [before[i] for i in told],
         [found[i][0].examples for i in told] if weigh else None,
         range(len(told)),
         None,
-        None,
         server.norm_cap,
-    )
+    )._replace(losses=tuple(before[i] for i in told))
     votes = tuple((vote, gain) for _, vote, gain in found if vote is not None)
     server.state, _ = server.loop.update(server.state, report._replace(votes=votes, climbed=True))
 

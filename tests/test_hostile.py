@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from fedhyper.lab.running.run import run_experiment
 from fedhyper.plan import Pair
 from fedhyper.server import Server
 from fedhyper.sim.aggregate import judged
-from fedhyper.sim.engines.base import Reply
+from fedhyper.sim.engines.base import Reply, Sent
 from fedhyper.sim.engines.hostile import ATTACKS, HostileEngine
 from fedhyper.sim.robust import robust
 from fedhyper.sim.simulation import Simulation
 
-from .sim_support import make_simulation, run
+from .sim_support import batchnorm_net, make_simulation, run
 
 LIARS = ["loss 1e9", "loss −1e9", "loss NaN", "loss −1e9 once", "loss ×3", "loss 10 for 15 rounds"]
 vectors = st.lists(st.floats(-10, 10, width=32), min_size=4, max_size=4)
@@ -119,7 +119,9 @@ def test_simulator_flower_and_server_have_one_rule() -> None:
     replies = [
         Reply(i, w, torch.tensor(d), none, none, *rest) for i, (d, w) in enumerate(zip(updates, weights, strict=True))
     ]
-    simulated = [reply.examples for reply in judged(iter(replies), torch.zeros(300), NORM_CAP)]
+    simulated = [
+        reply.examples for reply in judged(iter(replies), Sent(torch.zeros(300), none, none, 0.1, None), NORM_CAP)
+    ]
 
     before = {"w": np.zeros(300, np.float32)}
     nodes = [
@@ -181,6 +183,35 @@ def test_bounded() -> None:
     assert bounded([1.0, 1.0, 1.0, 9.0, 1e9], 4.0) == [1.0, 1.0, 1.0, 4.0, 4.0]
     assert bounded([1.0, math.nan, 1.0, math.inf, -1.0], 4.0) == [1.0, 1.0, 1.0, 1.0, 1.0]
     assert bounded([math.nan], 4.0) == [0.0]
+
+
+# Statistics that are averaged ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lie", "refused"),
+    [
+        (lambda r: r._replace(buffers=torch.full_like(r.buffers, 1e20)), False),
+        (lambda r: r._replace(buffers=torch.full_like(r.buffers, -1e3)), False),
+        (lambda r: r._replace(buffers=torch.full_like(r.buffers, math.nan)), True),
+        (lambda r: r._replace(buffers=r.buffers[:1]), True),
+        (lambda r: r._replace(counters=torch.zeros(7, dtype=torch.int64)), True),
+        (lambda r: r._replace(counters=torch.full_like(r.counters, 2**63 - 1)), False),
+    ],
+)
+def test_one_clients_statistics_do_not_take_the_model_down(lie: Callable[[Reply], Reply], refused: bool) -> None:
+    simulation = make_simulation("fedavg", model=batchnorm_net(), clients=10, clients_per_round=10, engine="threads")
+    simulation.engine = HostileEngine(simulation.engine, lambda reply, _: lie(reply), {3})
+    try:
+        records = [simulation.run_round() for _ in range(8)]
+    finally:
+        simulation.close()
+    assert records[-1]["accuracy"] is not None
+    assert records[-1]["accuracy"] > 0.85
+    assert records[-1]["clients_rejected"] == refused
+    counters = [value for name, value in simulation.named_weights().items() if name.endswith("num_batches_tracked")]
+    assert counters
+    assert all(0 < value < 10_000 for value in counters)
 
 
 # Means that hold -----------------------------------------------------------------------------------------------------

@@ -151,3 +151,62 @@ def test_no_client_moves_the_model_by_more_than_its_share(lie: float, weight: fl
 def test_a_norm_cap_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="norm_cap must be a finite number of at least 0, got -1"):
         Server(np.zeros(2), norm_cap=-1)
+
+
+def test_a_client_that_does_not_answer_while_rates_are_tried_leaves_a_gap() -> None:
+    def tried(gone: int | None) -> Server:
+        server = Server(np.zeros(2))
+        for _ in range(3):
+            rates = np.array(server.rates(10))[:, None]
+            off = server.weights - 1.0
+            end = off * np.maximum(1 - rates, -1) ** 5
+            before, after = [float(off @ off)] * 10, (end**2).sum(1)
+            lists: list[list[Any]] = [list(off - end), before, list((np.array(before) + after) / 2)]
+            if gone is not None:
+                for one in lists:
+                    one[gone] = None
+            weights = [None if i == gone else 3.0 for i in range(10)]
+            server.step(lists[0], loss=lists[1], train_loss=lists[2], examples=weights)
+        return server
+
+    whole = tried(None)
+    assert whole.local_lr > 0.03
+    for gone in range(10):
+        assert tried(gone).local_lr == pytest.approx(whole.local_lr, rel=9)
+
+
+def test_a_call_that_is_refused_can_be_made_again() -> None:
+    server = Server(np.zeros(1))
+    server.rates(3)
+    with pytest.raises(
+        ValueError, match=r"2 updates for the 3 clients of rates\(\); put None where one did not answer"
+    ):
+        server.step([np.ones(1)] * 2, loss=[1.0] * 2, train_loss=[0.9] * 2)
+    with pytest.raises(ValueError, match="train_loss has 2 numbers for 3 updates"):
+        server.step([np.ones(1)] * 3, loss=[1.0] * 3, train_loss=[0.9] * 2)
+    server.step([np.ones(1), None, np.ones(1)], loss=[1.0, None, 1.0], train_loss=[0.9, None, 0.8])
+    assert len(server.state.plan.tried) == 2
+
+
+@pytest.mark.parametrize("lie", [math.nan, math.inf, 1e9, -1e9])
+def test_no_clients_statistics_are_more_than_its_share(lie: float) -> None:
+    server = Server(np.zeros(3), fedavg(), statistics=np.zeros(2))
+    for _ in range(5):
+        own = [np.full(2, lie), *[np.array([1.0, 1.0 + 0.1 * i]) for i in range(9)]]
+        server.step([np.array([0.1, 0.2, 0.1 * i]) for i in range(10)], statistics=own)
+    assert np.abs(server.state.now.statistics).max() < 3
+
+
+def test_an_update_too_long_to_be_measured_does_not_free_others() -> None:
+    def end(first: float) -> Any:
+        server = Server(torch.zeros(4, dtype=torch.float64), fedavg())
+        server.step(
+            [
+                torch.full((4,), first, dtype=torch.float64),
+                *[torch.ones(4, dtype=torch.float64)] * 8,
+                torch.full((4,), -10.0, dtype=torch.float64),
+            ]
+        )
+        return server.weights
+
+    assert torch.equal(end(1e200), end(math.nan))

@@ -78,6 +78,25 @@ def test_one_liar_of_ten_has_no_say_in_a_panel(lie: float) -> None:
         assert centre(lying.loses(at(weight)))[0] == pytest.approx(centre(honest.loses(at(weight)))[0])
 
 
+@pytest.mark.parametrize("batches", [[1, 5, 2, 4, 3, 2, 2, 2, 2, 5], [5] * 10, [3] * 20, [1] * 9 + [40], [2, 1] * 15])
+def test_no_client_is_more_of_a_panel_than_what_is_left_out(batches: list[int]) -> None:
+    """Whoever has several batches: in the mean of the rest one client, whatever it says, has no say."""
+    tasks = [ClientTask(i, 1, []) for i, count in enumerate(batches) for _ in range(count)]
+    sent = Sent(torch.zeros(1), torch.zeros(0), torch.zeros(0), 0.1, None)
+    for liar in range(len(batches)):
+        loss = Stub(lambda client, w, liar=liar: -1e9 if client == liar and w else w)
+        panel = Panel(loss, tasks, sent, torch.zeros(1))  # type: ignore[arg-type]
+        assert centre(panel.loses(at(0.5)))[0] == pytest.approx(0.5)
+
+
+def test_batches_beyond_that_share_a_judge() -> None:
+    tasks = [ClientTask(i, 1, []) for i in range(10) for _ in range(1 + (i == 0))]
+    values = iter([0.0] * 11 + [1.0, 3.0] + [0.0] * 9)
+    panel = Panel(Stub(lambda *_: next(values)), tasks, Sent(*[torch.zeros(1)] * 3, 0.1, None), torch.zeros(1))  # type: ignore[arg-type]
+    assert panel.loses(at(1.0)) == [2.0, *[0.0] * 9]
+    assert len(panel_of(lambda client, w: w, clients=4).loses(at(1.0))) == 4  # fewer than ten: nobody is left out
+
+
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60))
 def test_the_centre_lies_inside_and_has_an_error(values: list[float]) -> None:
     mean, error = centre(values)
@@ -339,3 +358,15 @@ def test_three_clients_a_round_with_two_classes_each() -> None:
         partition={"kind": "shards", "shards_per_client": 2}, seed=3111, local_optimizer="adam", clip_norm=1.0,
     )  # fmt: skip
     assert accuracy > 0.75  # 86 when it was written; FedAvgM, tuned: 78
+
+
+def test_a_round_that_nobody_was_drawn_for_says_nothing_about_rates() -> None:
+    """Poisson sampling: with two of twelve a race of twelve rounds mostly has an empty one."""
+    values: dict[str, Any] = {"task": "digits", "model": "logistic", "clients": 12, "clients_per_round": 2}
+    simulation = make_simulation(make_config({**values, "method": "fedhyper", "sampling": "poisson", "rounds": 30}))
+    try:
+        records = [simulation.run_round(evaluate=False) for _ in range(30)]
+    finally:
+        simulation.close()
+    assert any(record["clients_used"] == 0 for record in records[:12])
+    assert records[0]["local_lr"] > 0.01

@@ -166,3 +166,31 @@ def test_a_round_that_tells_nothing_leaves_a_short_run_at_its_own_rate() -> None
     assert untold(ladder, rungs, [*gains[:7], 0.1, *gains[8:]], 0.002) == frozenset()  # this one stands out
     assert untold(ladder, [-10, -7, -4, -1, 2], [0.0, 0.01, 0.0, -0.01, -3.0], 0.002) == frozenset()  # a first look
     assert untold(ladder, rungs, [-LOST] * 10, 0.002) == frozenset()
+
+
+@pytest.mark.parametrize("lie", [-1e6, -LOST])
+@pytest.mark.parametrize("clients", [10, 11, 12, 13])
+def test_one_client_that_claims_harm_does_not_void_the_rates_above_it(clients: int, lie: float) -> None:
+    """Of an honest round that gains threefold a rung up to 0.1, whoever lies: not even four rungs from it."""
+    tries = Tries(Ladder())
+    rungs = tries.spread(clients)
+    gains = [3.0 ** (rung + 2) if rung <= -2 else -(3.0 ** (rung + 2)) for rung in rungs]
+    honest = found(rungs, gains)
+    assert honest is not None
+    for liar in range(clients):
+        lied = found(rungs, [lie if i == liar else gain for i, gain in enumerate(gains)])
+        assert lied is not None
+        assert honest[0] - 4 <= lied[0] <= honest[0] + 1
+
+
+def test_what_one_of_two_that_hardly_moved_lost_is_no_noise() -> None:
+    rungs, gains = [-10, -8, -6, -4, -2, 0, 2], [0.0, 1e-4, 0.01, 0.1, 0.4, -1.0, -9.0]
+    honest = found(rungs, gains)
+    assert honest == (-2, -2, 0.4)
+    assert found(rungs, [-LOST, *gains[1:]]) == honest
+    assert found(rungs, [gains[0], -LOST, *gains[2:]]) == honest
+
+
+def test_where_every_rate_does_the_same_harm_lower_ones_are_tried() -> None:
+    assert max(Tries(Ladder(), ((-6, -LOST), (-2, -LOST))).spread(2)) < -2
+    assert max(Tries(Ladder(), ((-6, 0.0), (-2, 0.0))).spread(2)) > -2  # and higher ones where none does anything

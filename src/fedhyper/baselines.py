@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -56,7 +57,8 @@ class Decay:
 
     def update(self, state: LRState) -> LRState:
         """The first update is neutral like every rule's: round 0 uses the initial rate."""
-        return LRState(self.lr * self.factor**state.before, state.before + 1)
+        # a rate of 0 is none: a run that has come there could not be resumed
+        return LRState(max(self.lr * self.factor**state.before, sys.float_info.min), state.before + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ In the first round, or rounds where few clients take part, the clients try diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
@@ -25,6 +25,8 @@ from fedhyper.guard import NORM_CAP, all_finite, bounded, fair_weights, judging_
 from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
 from fedhyper.optimizers import ServerOptimizer
 from fedhyper.plan import Plan
+
+Losses = float | Sequence[float | None] | None
 
 
 class Server:
@@ -53,7 +55,7 @@ class Server:
     ) -> None:
         if not (is_number(norm_cap) and 0 <= norm_cap < math.inf):
             raise ValueError(f"norm_cap must be a finite number of at least 0, got {norm_cap!r}")
-        if not (is_number(rounds) and 0 <= rounds < math.inf):
+        if not (isinstance(rounds, int) and not isinstance(rounds, bool) and rounds >= 0):
             raise ValueError(f"rounds must be a whole number of at least 0, got {rounds!r}")
         self.norm_cap, self.rounds = norm_cap, rounds
         self.loop = ServerLoop(auto() if plan is None else plan, optimizer, average)
@@ -97,15 +99,16 @@ class Server:
         self,
         update: Array,
         *,
-        loss: float | Sequence[float] | None = None,
-        train_loss: Sequence[float] | None = None,
-        examples: Sequence[float] | None = None,
+        loss: Losses = None,
+        train_loss: Sequence[float | None] | None = None,
+        examples: Sequence[float | None] | None = None,
         sq_norm: float | None = None,
         statistics: Array | None = None,
     ) -> Decision:
         """One round. What was done comes back: ``action`` is "step", "rollback" or "idle".
 
-        update      before − after: a list with one for each client (none that is not finite is used), or their mean
+        update      before − after: a list with one for each client (none that is not finite is used), or their mean;
+                    None in that list, and in the others, stands for a client that did not answer
         loss        each client's loss at the weights it was sent, before it trained, or their mean; None: not known.
                     Of one batch where ten clients or so answer; over all its data where few do: three that reported
                     one batch's ended at 8 to 89 % on digits, and at 95 with all of it
@@ -114,31 +117,49 @@ class Server:
         sq_norm     with a mean: the mean of the clients' |before − after|², if you know it
         statistics  each client's statistics after it trained, or their mean; None: they stay what they were
         """
-        rungs, self._rungs = self._rungs, []
         if not self._is_list_of_clients(update):
-            losses = () if loss is None else (float(loss),) if is_number(loss) else tuple(map(float, loss))  # type: ignore[arg-type]
             usable = all_finite(update)
+            losses = tuple(_known([loss] if loss is None or isinstance(loss, (int, float)) else loss))
             report = RoundReport(update if usable else None, losses, sq_norm, statistics, refused=not usable)
         else:
-            ladder, near, votes = self.loop.plan.ladder, list(range(len(update))), None
-            last = self.rounds > 0 and self.round + 1 >= self.rounds // PART
-            if ladder is not None and rungs and train_loss is not None:
-                before = [None] * len(rungs) if loss is None or is_number(loss) else list(map(float, loss))  # type: ignore[arg-type]
-                gains = gains_of(rungs, list(map(float, train_loss)), before, self.state.plan.first)
-                votes = tuple(zip(rungs, gains, strict=True))
-                known = self.state.plan.tried
-                near = sorted(Tries(ladder, (*known, *votes), short=last and not known).used(rungs, gains))
-            rates = None if votes is None or ladder is None else [ladder.rate(rung) for rung in rungs]
-            report = summed_up(list(update), loss, examples, near, statistics, rates, self.norm_cap)
-            report = report._replace(votes=votes, enough=last)
+            report = self._report(list(update), loss, train_loss, examples, statistics)
+        self._rungs = []  # only now: a call that is refused can be made again
         self.state, decision = self.loop.update(self.state, report)
         return decision
+
+    def _report(
+        self,
+        updates: list[Array],
+        loss: Losses,
+        train_loss: Losses,
+        examples: Sequence[float | None] | None,
+        statistics: Sequence[Array] | None,
+    ) -> RoundReport:
+        """What the clients' replies come to."""
+        n, ladder, rungs, votes = len(updates), self.loop.plan.ladder, self._rungs, None
+        first, mean = _of_each("loss", loss, n), _of_each("train_loss", train_loss, n)
+        if rungs and n != len(rungs):
+            raise ValueError(f"{n} updates for the {len(rungs)} clients of rates(); put None where one did not answer")
+        near, last = list(range(n)), self.rounds > 0 and self.round + 1 >= self.rounds // PART
+        told = [i for i in near if rungs and updates[i] is not None and mean[i] is not None]
+        if ladder is not None and told:
+            tried = [rungs[i] for i in told]
+            gains = gains_of(tried, [mean[i] for i in told], [first[i] for i in told], self.state.plan.first)  # type: ignore[misc]
+            votes, known = tuple(zip(tried, gains, strict=True)), self.state.plan.tried
+            used = Tries(ladder, (*known, *votes), short=last and not known).used(tried, gains)
+            near = sorted(told[i] for i in used)
+        rates = None if votes is None or ladder is None else [ladder.rate(rung) for rung in rungs]
+        losses = [float(loss)] if isinstance(loss, (int, float)) else _known(first)
+        before = None if statistics is None else self.state.now.statistics
+        means = summed_up(updates, examples, near, rates, self.norm_cap, statistics, before)
+        return means._replace(losses=tuple(losses), votes=votes, enough=last)
 
     def _is_list_of_clients(self, update: Array) -> bool:
         if not isinstance(update, (list, tuple)):
             return False
         # a model in a list: one update is a list of arrays, the clients' a list of such lists
-        return not isinstance(self.weights, (list, tuple)) or not update or in_pieces(update[0])
+        first = next((one for one in update if one is not None), None)
+        return not isinstance(self.weights, (list, tuple)) or first is None or in_pieces(first)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and arrays: what to save."""
@@ -155,44 +176,68 @@ class Server:
 
 
 def summed_up(
-    updates: list[Array],
-    losses: float | Sequence[float] | None,
-    examples: Sequence[float] | None,
+    updates: Sequence[Array],
+    examples: Sequence[float | None] | None,
     near: Sequence[int],
-    statistics: Sequence[Array] | None,
     rates: Sequence[float] | None,
     norm_cap: float,
+    statistics: Sequence[Array] | None = None,
+    before: Array = None,
 ) -> RoundReport:
-    """The means over the clients whose update is finite: of those ``near``, which tried no rate far from the best.
+    """The means over the clients whose update, and statistics, can be used: of those ``near``, which tried no rate far
+    from the best.
 
-    None of them weighs more than its share: where they tried ``rates`` out, a length counts in units of its rate.
+    None of them weighs more than its share: where they tried ``rates`` out, a length counts in units of its rate; of
+    ``statistics`` it is the way from ``before`` that counts.
     """
-    shares = [1.0] * len(updates) if examples is None else [float(share) for share in examples]
+    shares = [1.0] * len(updates) if examples is None else [float(share or 0.0) for share in examples]
     if len(shares) != len(updates):
         raise ValueError(f"examples has {len(shares)} numbers for {len(updates)} updates; give one for each client")
     if any(not 0 <= share < math.inf for share in shares):
         raise ValueError(f"examples must be finite numbers of at least 0, got {shares}")
-    given = [] if losses is None else [float(losses)] if is_number(losses) else list(map(float, losses))  # type: ignore[arg-type]
-    if len(given) not in (0, len(updates)) and not is_number(losses):
-        raise ValueError(f"loss has {len(given)} numbers for {len(updates)} updates; give one for each client")
-    usable = [i for i in near if shares[i] > 0 and all_finite(updates[i])]
-    refused = 0 if rates is not None else len(updates) - len(usable)  # rates tried out may well have been too high
+    if statistics is not None and len(statistics) != len(updates):
+        raise ValueError(f"statistics has {len(statistics)} for {len(updates)} updates; give one for each client")
+    came = [i for i in near if updates[i] is not None]
+    squares = {i: _square(updates[i]) for i in came}
+    drifts = {i: 0.0 if statistics is None else _square(plus(statistics[i], -1.0, before)) for i in came}
+    usable = [i for i in came if shares[i] > 0 and squares[i] < math.inf and drifts[i] < math.inf]
+    answered = sum(update is not None for update in updates)
+    refused = 0 if rates is not None else answered - len(usable)  # rates tried out may well have been too high
     if not usable:
-        return RoundReport(losses=tuple(given), refused=refused)
-    squares = [float(inner(updates[i], updates[i])) for i in usable]
-    fair = [shares[i] for i in usable]
+        return RoundReport(refused=refused)
+    fair, measured = [shares[i] for i in usable], [squares[i] for i in usable]
     if norm_cap:
-        lengths = [math.sqrt(sq) / (1.0 if rates is None else rates[i]) for i, sq in zip(usable, squares, strict=True)]
-        fair = fair_weights(fair, lengths, norm_cap)
-        judging = judging_weights(fair, [math.sqrt(square) for square in squares])
+        lengths = [math.sqrt(squares[i]) / (1.0 if rates is None else rates[i]) for i in usable]
+        drifted = fair_weights(fair, [math.sqrt(drifts[i]) for i in usable], norm_cap)
+        fair = list(map(min, fair_weights(fair, lengths, norm_cap), drifted))
+        judging = judging_weights(fair, [math.sqrt(square) for square in measured])
         mean = _mean(updates, _parts(usable, judging))
         along = [sum(judging) * float(inner(updates[i], mean)) for i in usable]
-        fair, squares = not_against(fair, squares, along), bounded(squares, norm_cap**2)
+        fair, measured = not_against(fair, measured, along), bounded(measured, norm_cap**2)
     parts = _parts(usable, fair)
-    delta = _mean(updates, parts)
-    sq_norm = sum(part * sq for part, sq in zip(parts.values(), squares, strict=True))
+    sq_norm = sum(part * square for part, square in zip(parts.values(), measured, strict=True))
     averaged = None if statistics is None else _mean(statistics, parts)
-    return RoundReport(delta, tuple(given), sq_norm, averaged, refused=refused)
+    return RoundReport(_mean(updates, parts), sq_norm=sq_norm, statistics=averaged, refused=refused)
+
+
+def _square(array: Array) -> float:
+    """|array|²; inf where a number of it is not finite, or the sum is not."""
+    square = float(inner(array, array)) if all_finite(array) else math.inf
+    return square if math.isfinite(square) else math.inf
+
+
+def _of_each(name: str, values: Losses, clients: int) -> list[float | None]:
+    """A number for each client; None where it said nothing."""
+    if values is None or isinstance(values, (int, float)):
+        return [None] * clients
+    found = [None if value is None else float(value) for value in values]
+    if len(found) != clients:
+        raise ValueError(f"{name} has {len(found)} numbers for {clients} updates; give one for each client")
+    return found
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [float(value) for value in values if value is not None]
 
 
 def _parts(usable: Sequence[int], weights: Sequence[float]) -> dict[int, float]:

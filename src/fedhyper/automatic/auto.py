@@ -80,18 +80,30 @@ class Auto:
         1.0, "multiplies the hint; the global rate is 1, or found in a run short enough to be seen whole", above=0
     )
     ratio: float = setting(
-        10**0.5, "factor between two rates that are tried, and how far the rate may move from the best", above=1
+        10**0.5,
+        "factor between two rates that are tried, and how far the rate may move from the best; raising it is coarser",
+        above=1,
+        high=100,
     )
     voices: int = setting(
-        10, "clients that decide anything, and rounds until the step of the rate has halved; raising it is surer", low=1
+        10,
+        "clients that must vote, and rounds until the step of the rate has halved; raising it is safer and slower",
+        low=1,
+        high=1000,
     )
     ahead: int = setting(
         12,
         "rounds that rates compete for in the start, if there are as many; raising it sees further and costs more",
         low=1,
+        high=1000,
     )
     gain: float = setting(2.0, "step of the rate's logarithm, in rounds; raising it follows faster and noisier", low=0)
-    share: float = setting(0.8, "share of what was gained so far whose loss counts as damage", above=0, high=1)
+    share: float = setting(
+        0.8,
+        "weights count as damaged when this share of the fall of the loss so far is lost again; raising it bears more",
+        above=0,
+        high=1,
+    )
     momentum: float = setting(0.8, "share of the last server step in the next one; higher is smoother", low=0, below=1)
     recency: float = setting(
         3.0,
@@ -164,7 +176,7 @@ class Auto:
         if damage.verdict == "damaged" or damage.verdict == "harmed":  # the start was wrong: it is not come back to
             lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least), lift=(0, 0))
             return PlanState(1.0, self._rate(lower), "damaged", math.nan, lower, climbs=starting)
-        rises = not (climbed or starting) and self._idles(old, damage, seen.losses, h)
+        rises = not (climbed or starting) and self._idles(old, damage, seen.losses, h, state.hypergrad)
         base = base * self.ratio if rises else base  # nothing has happened, so nothing is risked
         # what is known to within a rung is moved by a rung; what was tried once a client by two, what was given by four
         reach = 1 if climbed else 2 if votes else 4
@@ -197,11 +209,12 @@ class Auto:
         start = self.ladder.rate(memory.votes[0]) if memory.votes else self.local_lr * self.global_lr
         return float(start * self.ratio ** (-LOWER - 0.01))
 
-    def _idles(self, old: AutoState, damage: DamageState, losses: Sequence[float], h: float) -> bool:
+    def _idles(self, old: AutoState, damage: DamageState, losses: Sequence[float], h: float, last: float) -> bool:
         """Whether the rate is so low that nothing has happened yet: by losses, where it is known how far clients
         differ, no more than twice that; and an update is the last one over again, or nothing was told about rates."""
-        if not old.votes and damage.margin == 0:  # single clients are not seen
-            return h > LINEAR and old.t < 2 * self.voices
+        # where single clients are not seen no loss can speak against a rise, so two rounds have to agree to it
+        if not old.votes and damage.margin == 0:
+            return min(h, last if old.t > 1 else 1.0) > LINEAR and old.t < 2 * self.voices
         if old.votes and old.base > self.ladder.rate(old.votes[0] + NEAR - 0.5):  # nearer to what did harm
             return False
         heard = (damage.heard, losses)

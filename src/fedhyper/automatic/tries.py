@@ -82,7 +82,10 @@ class Tries:
     def _top(self) -> int:
         """Around which rung to look: the best, or what comes next to one; if every rate does harm, the lowest."""
         best = self.best()
-        return max(self._by_rung().items(), key=lambda pair: (pair[1], pair[0]))[0] if best is None else best.top
+        if best is not None:
+            return best.top
+        # of rates that do as much harm the lowest, of rates that do nothing the highest
+        return max(self._by_rung().items(), key=lambda pair: (pair[1], pair[0] if pair[1] >= 0 else -pair[0]))[0]
 
     def _by_rung(self) -> dict[int, float]:
         rungs = sorted({rung for rung, _ in self.tried})
@@ -125,18 +128,20 @@ class Tries:
 
     def _noise(self, order: Sequence[int], top: int, *, told: bool) -> float:
         """What a gain has to exceed: three times the middle one of clients that hardly moved, at the lowest third of
-        the rungs and far below the best. They gain and lose alike; if all of them gain, that is no noise."""
+        the rungs and far below the best. They gain and lose alike; if all of them gain, that is no noise; nor is what
+        one client alone loses, or the larger of two."""
         third = order[0] + (order[-1] - order[0]) // 3
         below = [gain for rung, gain in self.tried if rung <= (min(third, top - OPEN) if told else third)]
         if told and top == order[0]:  # then those above it: if they all lose, it is the rate
             above = [gain for rung, gain in self.tried if top < rung <= third]
             below = above if above and max(above) > 0 else []
-        return ODD * median(map(abs, below)) if below and min(below) <= 0 else 0.0
+        return ODD * median_low(map(abs, below)) if len(below) > 1 and min(below) <= 0 else 0.0
 
     def _believed(self, order: Sequence[int], gains: list[float]) -> list[float]:
         """Of what one client alone speaks of: a peak that nothing leads up to may be an odd client, or a liar, and
         counts as a gain that grows threefold a rung from a neighbour's. Above a rate that does harm nothing counts: a
-        client with one class gains at any rate."""
+        client with one class gains at any rate. But harm comes after gain: where nothing below it gained as much, that
+        is the odd one."""
         if len(order) < 5:
             return gains
         believed, below = [], 0.0
@@ -144,7 +149,7 @@ class Tries:
             beside = [(gains[j], abs(order[j] - rung)) for j in (i - 1, i + 1) if 0 <= j < len(gains)]
             if sum(one == rung for one, _ in self.tried) > 1:
                 believed.append(gain)
-            elif 2 * below <= -gain < 0:
+            elif 2 * below <= -gain < 0 and max(believed) >= ENOUGH * gain:
                 believed.append(0.0)
                 continue
             else:

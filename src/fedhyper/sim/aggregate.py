@@ -15,7 +15,7 @@ from torch import Tensor
 from fedhyper.arrays import inner
 from fedhyper.guard import all_finite, bounded, fair_weights, judging_weights, not_against, reject_reason
 from fedhyper.loop import RoundReport
-from fedhyper.sim.engines.base import Reply
+from fedhyper.sim.engines.base import Reply, Sent
 from fedhyper.sim.robust import Kind, robust
 
 _IN_MEMORY = 1 << 30  # bytes of updates that are held at once; beyond, they go to disk
@@ -24,14 +24,14 @@ _IN_MEMORY = 1 << 30  # bytes of updates that are held at once; beyond, they go 
 class Aggregate:
     """The mean of what clients sent, weighted, summed in float64 in the order in which they were asked.
 
-    like       an update must have its shape
+    asked      what the clients were sent: what they send back must have its shape
     requires   what the plan reads, see ``Plan.requires``
     kind       "mean"; or one that holds against some hostile clients, weighs all alike, and keeps every update
     norm_cap   |Δ_m|² counts up to its square, in medians; 0: whatever it is
     """
 
-    def __init__(self, like: Tensor, requires: frozenset[str], kind: Kind = "mean", norm_cap: float = 0.0) -> None:
-        self.like, self.requires, self.kind, self.norm_cap = like, requires, kind, norm_cap
+    def __init__(self, asked: Sent, requires: frozenset[str], kind: Kind = "mean", norm_cap: float = 0.0) -> None:
+        self.asked, self.requires, self.kind, self.norm_cap = asked, requires, kind, norm_cap
         self.sent = self.used = 0
         self.rejected: Counter[str] = Counter()
         self._total = 0.0
@@ -41,13 +41,12 @@ class Aggregate:
         self._scalars: list[tuple[float, float, float, float]] = []
         self._low, self._high = math.inf, -math.inf
         self._first: list[float] = []
+        self._counters: list[Tensor] = []
 
     def add(self, reply: Reply) -> None:
         """Take one reply in, or count why not."""
         self.sent += 1
-        reason = reject_reason(reply.delta, self.like, reply.examples)
-        if reason is None and not all_finite(reply.buffers):
-            reason = "non-finite statistics"
+        reason = refusal(reply, self.asked)
         if reason is not None:
             self.rejected[reason] += 1
             return
@@ -56,13 +55,12 @@ class Aggregate:
         self._total += share
         if not self._sums:
             self._sums = [torch.zeros_like(v, dtype=torch.float64) for v in (reply.delta, reply.buffers)]
-            self._counters = reply.counters
         if self.kind == "mean":
             for total, vector in zip(self._sums, (reply.delta, reply.buffers), strict=True):
                 total.add_(vector, alpha=share)
         else:
             self._kept.append(reply)
-        self._counters = torch.maximum(self._counters, reply.counters)
+        self._counters.append(reply.counters)
         sq_norm = float(inner(reply.delta, reply.delta)) if "sq_norm" in self.requires else math.nan
         self._shares.append(share)
         self._scalars.append((reply.mean_loss, sq_norm, reply.lr_mean, reply.lr_last))
@@ -112,25 +110,43 @@ class Aggregate:
         return {"local_lr": mean, "local_lr_min": self._low, "local_lr_max": self._high}
 
     def counters(self, old: Tensor) -> Tensor:
-        """The largest of the clients' counters; the old ones when there are none, or nobody could be believed."""
-        return self._counters if old.numel() and self.used else old
+        """The lower median of the clients' counters; the old ones when there are none, or nobody could be believed. The
+        largest would be whatever one client says."""
+        return torch.stack(self._counters).median(dim=0).values if old.numel() and self.used else old
 
 
-def judged(replies: Iterator[Reply], like: Tensor, norm_cap: float) -> Iterator[Reply]:
+def refusal(reply: Reply, asked: Sent) -> str | None:
+    """Why a reply to what was ``asked`` must not enter the mean, or None when it may."""
+    reason = reject_reason(reply.delta, asked.weights, reply.examples)
+    for name, theirs, ours in (
+        ("statistics", reply.buffers, asked.buffers),
+        ("counters", reply.counters, asked.counters),
+    ):
+        if reason is None and theirs.shape != ours.shape:
+            reason = f"{name} of shape {tuple(theirs.shape)}, expected {tuple(ours.shape)}"
+    return "non-finite statistics" if reason is None and not all_finite(reply.buffers) else reason
+
+
+def judged(replies: Iterator[Reply], asked: Sent, norm_cap: float) -> Iterator[Reply]:
     """The replies, each with the weight that ``fedhyper.guard`` leaves it; all of them are held at once.
 
-    One that will be refused anyway is passed on as it is, and has no say in what is usual.
+    One that will be refused anyway is passed on as it is, and has no say in what is usual. A reply has one weight for
+    all that it sends: one whose statistics lie far off, which no training step shows, loses as much as for its update.
     """
     held, sound, squares = list[Reply](), list[int](), list[float]()
     for i, reply in enumerate(_held(replies)):  # one by one: worker processes train the next ones meanwhile
         held.append(reply)
-        if reject_reason(reply.delta, like, reply.examples) is None:
+        if refusal(reply, asked) is None:
             sound.append(i)
             squares.append(float(inner(reply.delta, reply.delta)))
     claimed = [float(held[i].examples) for i in sound]
     norms = [math.sqrt(square) for square in squares]
     fair = fair_weights(claimed, norms, norm_cap)
-    total = torch.zeros_like(like, dtype=torch.float64)
+    if asked.buffers.numel():
+        drifts = [held[i].buffers.double() - asked.buffers.double() for i in sound]
+        drifted = fair_weights(claimed, [float(drift.norm()) for drift in drifts], norm_cap)
+        fair = list(map(min, fair, drifted))
+    total = torch.zeros_like(asked.weights, dtype=torch.float64)
     for i, weight in zip(sound, judging_weights(fair, norms), strict=True):
         total.add_(held[i].delta, alpha=weight)
     along = [float(inner(held[i].delta, total)) for i in sound]

@@ -53,7 +53,8 @@ def climb(
         for rung, clients in sorted(wanted.items()):
             replies = engine.train([longer[i] for i in clients], sent._replace(local_lr=ladder.rate(rung)))
             for i, reply in zip(clients, replies, strict=True):
-                usable = math.isfinite(float(inner(reply.delta, reply.delta)))
+                alike = reply.delta.shape == sent.weights.shape
+                usable = alike and math.isfinite(float(inner(reply.delta, reply.delta)))
                 scores[i][rung] = reply.mean_loss if usable else math.inf
                 if shares and usable:
                     part = reply.delta * (shares(tasks[i]) / whole)

@@ -58,4 +58,5 @@ class LookAhead:
             self.kept.append((self._state, step))
         self._state, self._start = step.state, None
         self.trials += step.total.sent
-        return None if step.delta is None else step.state.loop.mean.weights
+        # where each client is drawn by itself a round may have nobody, which says nothing about its rate
+        return None if step.delta is None and step.total.sent else step.state.loop.mean.weights

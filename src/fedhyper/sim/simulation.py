@@ -254,14 +254,14 @@ class Simulation:
 
         # M clients take K local steps each and return Δ_m = w_t − w_m; Δ_t = Σ p_m Δ_m over those that can be believed
         replies = self.engine.train(self.cohorts.tasks(state.loop.round), sent)
-        total, clip = Aggregate(sent.weights, plan.requires, self.aggregate, self.norm_cap), state.clip
+        total, clip = Aggregate(sent, plan.requires, self.aggregate, self.norm_cap), state.clip
         if self.privacy is not None:
             rng = generator(self.seed, "privacy", state.loop.round)
-            total = PrivateAggregate(sent.weights, self.privacy, clip, self.clients_per_round, rng)
+            total = PrivateAggregate(sent, self.privacy, clip, self.clients_per_round, rng)
         if self.weighting == "uniform":
             replies = (reply._replace(examples=1) for reply in replies)
         if self.norm_cap:
-            replies = judged(replies, sent.weights, self.norm_cap)
+            replies = judged(replies, sent, self.norm_cap)
         for reply in replies:
             total.add(reply)
         report, trained = total.report(votes)._replace(lift=lift), time.perf_counter()

@@ -14,6 +14,7 @@ The panel alone is blind where a cohort's classes are few: one round at any usef
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median_low
 from typing import NamedTuple, Protocol
@@ -28,6 +29,7 @@ JUDGED = 3  # rounds, the last ones of a race, that a panel judges: where a rate
 # fewer than nine rounds the last quarter
 ENOUGH = 0.5  # of what a client gains by itself in its best first round: a race in which nobody gains that goes on
 LOST = 1e30  # what a loss that is not a number counts as; finite, so that differences are numbers
+TENTH = 10  # of a panel one judge in so many is left out at either end
 PANEL = 50  # batches that judge, of as many clients if there are; raising it costs time
 
 
@@ -54,19 +56,22 @@ class Run(Protocol):
 
 
 class Panel:
-    """Many clients, one batch each: how much each of them loses by other weights than ``before``."""
+    """Many clients, one batch each: how much each of them loses by other weights than ``before``. Where clients are few
+    and have several, no client has more judges than are left out at either end: batches beyond that share one."""
 
     def __init__(self, engine: Engine, tasks: Sequence[ClientTask], sent: Sent, before: Tensor) -> None:
         self._engine, self._tasks, self._sent = engine, tasks, sent
+        self._judges = _judges([task.client for task in tasks])
         self._before = self._losses(before)
 
     def _losses(self, weights: Tensor) -> list[float]:
         # an engine trains, so the loss before the step is what is read; a rate of 0 would be refused by torch.optim
         replies = self._engine.train(self._tasks, self._sent._replace(weights=weights, local_lr=1e-30))
-        return [reply.first_loss for reply in replies]
+        losses = [reply.first_loss for reply in replies]
+        return [sum(losses[i] for i in some) / len(some) for some in self._judges]
 
     def loses(self, weights: Tensor) -> list[float]:
-        """In units of the loss, in the order of the tasks; below 0 is a gain."""
+        """Of each judge, in units of the loss; below 0 is a gain."""
         pairs = zip(self._losses(weights), self._before, strict=True)
         return [after - before if math.isfinite(after - before) else LOST for after, before in pairs]
 
@@ -75,9 +80,23 @@ class Panel:
         return _surely_below(self.loses(weights))
 
 
+def _judges(clients: Sequence[int]) -> list[list[int]]:
+    """Which batches, by whose they are, are one judge together: no client is more than a tenth of them, where there are
+    ten clients."""
+    counts = Counter(clients).values()
+    most = max(counts, default=0)
+    while len(counts) >= TENTH and most > sum(min(count, most) for count in counts) // TENTH:
+        most -= 1
+    judges, seen = defaultdict[tuple[int, int], list[int]](list), Counter[int]()
+    for i, client in enumerate(clients):
+        judges[client, seen[client] % most].append(i)
+        seen[client] += 1
+    return list(judges.values())
+
+
 def centre(values: Sequence[float]) -> tuple[float, float]:
     """Mean without the tenth at either end, so that one liar of ten has no say, and its standard error."""
-    ordered, out = sorted(values), len(values) // 10
+    ordered, out = sorted(values), len(values) // TENTH
     kept = ordered[out : len(ordered) - out]
     mean = sum(kept) / len(kept)
     return mean, math.sqrt(sum((value - mean) ** 2 for value in kept)) / len(kept)

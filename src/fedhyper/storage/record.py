@@ -37,5 +37,12 @@ class RoundRecord(TypedDict):
 
 def finite(record: dict[str, Any]) -> RoundRecord:
     """``record`` with None for every number that JSON cannot hold."""
-    known = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
-    return cast(RoundRecord, known)  # the keys are the caller's; a test holds both callers to them
+    return cast(
+        RoundRecord, {key: _finite(value) for key, value in record.items()}
+    )  # the keys are the caller's; a test holds both callers to them
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

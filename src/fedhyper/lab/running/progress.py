@@ -90,11 +90,11 @@ class Progress:
         self.final_accuracy, self.final_loss = accuracy, record["test_loss"]
         # Whoever holds data out does not choose on the test set.
         judged: Any = record.get("validation_accuracy", accuracy)
-        if self.best_judged is None or judged > self.best_judged:
+        if judged is not None and (self.best_judged is None or judged > self.best_judged):
             self.best_judged, self.best_accuracy, self.since_best = judged, accuracy, 0
         else:
             self.since_best += 1
-        if self.target and judged >= self.target and self.rounds_to_target is None:
+        if self.target and judged is not None and judged >= self.target and self.rounds_to_target is None:
             self.rounds_to_target, self.seconds_to_target = self.rounds, self.seconds
 
     def summary(self, status: str, weights_sha256: str) -> Summary:

@@ -22,6 +22,7 @@ from fedhyper.lab.running.interrupt import AbandonRound, Interrupted, Signals
 from fedhyper.lab.running.opening import known_config, open_run
 from fedhyper.lab.running.progress import Listener, Progress, Record, Silent, Summary
 from fedhyper.storage.files import disk_errors, replace
+from fedhyper.storage.record import finite
 
 if TYPE_CHECKING:
     from fedhyper.sim.simulation import Simulation
@@ -127,7 +128,7 @@ class Run:
             held = self.sim.client_accuracy(validation_set(self.config, self.sim.task)) if evaluate else [None]
             record["validation_accuracy"] = held[0]
             record["seconds_evaluate"] += time.perf_counter() - started
-        return record
+        return {**finite(record)}
 
     def _checkpoint_due(self) -> bool:
         if self.config.checkpoint_every:
