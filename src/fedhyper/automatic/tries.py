@@ -128,14 +128,19 @@ class Tries:
 
     def _noise(self, order: Sequence[int], top: int, *, told: bool) -> float:
         """What a gain has to exceed: three times the middle one of clients that hardly moved, at the lowest third of
-        the rungs and far below the best. They gain and lose alike; if all of them gain, that is no noise; nor is what
-        one client alone loses, or the larger of two."""
+        the rungs and far below the best. They gain and lose alike; if all of them gain, that is no noise. Nor is what
+        one or two of them lose, if it is more than three times the middle one of all."""
         third = order[0] + (order[-1] - order[0]) // 3
         below = [gain for rung, gain in self.tried if rung <= (min(third, top - OPEN) if told else third)]
         if told and top == order[0]:  # then those above it: if they all lose, it is the rate
             above = [gain for rung, gain in self.tried if top < rung <= third]
             below = above if above and max(above) > 0 else []
-        return ODD * median_low(map(abs, below)) if len(below) > 1 and min(below) <= 0 else 0.0
+        if not below or min(below) > 0:
+            return 0.0
+        sizes, usual = [abs(gain) for gain in below], median_low(abs(gain) for _, gain in self.tried)
+        if len(sizes) < 3:
+            sizes = [size for size in sizes if 0 < size <= ODD * usual]
+        return ODD * median_low(sizes) if sizes else 0.0
 
     def _believed(self, order: Sequence[int], gains: list[float]) -> list[float]:
         """Of what one client alone speaks of: a peak that nothing leads up to may be an odd client, or a liar, and

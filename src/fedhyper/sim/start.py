@@ -5,7 +5,8 @@
     race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, or 24 if by then none
            has gained enough to tell, and the panel says which is best. Its rounds are the first of the run. A shorter
            run is raced to its end, and further only if nobody has surely gained by then
-    lift   in a run that was raced to its end: global rates above 1, as long as the panel likes them better
+    lift   in a run no longer than the longest race, seen to its end: global rates above 1, as long as the panel likes
+           them better
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
 The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
@@ -131,12 +132,17 @@ def find_start(
     after, whole = lengths(ladder.ahead, rounds), rounds if rounds <= ladder.ahead else 0
     raced = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, after, whole)
     trials += raced.trials
-    if raced.best is None:
+    if raced.best is None or raced.winner is None:
         return Start((), trials=trials)
-    best, lift, cost = raced.best, 0, 0
-    if raced.lost and raced.rounds == whole:
-        best, lift, cost = lifted(raced.best, raced.lost, rounds, enter)
-    return Start(((best, gain),) * ladder.voices, lift, trials + cost)
+    best, lift, winner = raced.best, 0, raced.winner
+    if raced.rounds <= rounds <= after[-1]:
+        trials -= winner.run.trials
+        lost = winner.lost(rounds)
+        trials += winner.run.trials
+        if lost is not None:
+            best, lift, cost = lifted(raced.best, lost, rounds, enter)
+            trials += cost
+    return Start(((best, gain),) * ladder.voices, lift, trials)
 
 
 class Entrant:
@@ -175,11 +181,11 @@ def lengths(ahead: int, rounds: int) -> list[int]:
 
 
 class Raced(NamedTuple):
-    """How a race ended: the best rung, None without any, what each judge lost by it, and after how many rounds that was
-    said; local rounds that all of it took."""
+    """How a race ended: the best rung and its run, None without any; after how many rounds that was said; local rounds
+    that all of it took."""
 
     best: int | None
-    lost: Sequence[float]
+    winner: Entrant | None
     rounds: int
     trials: int
 
@@ -226,17 +232,18 @@ def race(
                 better = _surely_below([a - b for a, b in zip(of_best, of_voted, strict=True)])
                 best = best if better else highest
             trials = sum(one.run.trials for one in runs.values())
-            return Raced(best, lost[best] or (), rounds, trials)
+            return Raced(best, runs[best], rounds, trials)
         runs |= {rung: enter(rung) for rung in joining}
-    return Raced(None, (), 0, 0)
+    return Raced(None, None, 0, 0)
 
 
 def lifted(top: int, lost: Sequence[float], rounds: int, enter: Callable[[int, int], Entrant]) -> tuple[int, int, int]:
     """The rung, by how many rungs the global rate is above 1, and how many local rounds it took to find that.
 
     A global rate of r, r², … at the rung that won the race, ``top``, or at the one below, while that is surely better
-    than ``lost``. Only for a run that the race has seen to its end: such steps may do harm later. (Tried and worse: the
-    same rung alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5.)
+    than ``lost``. Only for a run that is seen to its end: such steps may do harm later. (Tried and worse: the same rung
+    alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5. No better: the first twelve
+    rounds of a run of 40 or 120; a run of 18 raced to its end as one of 12 is.)
     """
     best, lift, trials = top, 0, 0
     while lift < HIGHEST:  # only so that it ends
