@@ -147,8 +147,36 @@ def test_two_nodes_that_say_nothing_of_their_loss_keep_the_hint() -> None:
 def test_without_any_loss_the_hint_is_used_from_the_second_round_on() -> None:
     strategy, grid, _ = start(logistic_app("nothing"), local_lr=0.2)
     assert sent(grid)[2] == [0.2] * 20
-    assert strategy.history[0]["local_lr"] == pytest.approx(1e-5)  # the lowest, which did least, is the one used
+    row = strategy.history[0]  # the three lowest, which did least, are used
+    assert [row["clients_used"], row["local_lr_min"], row["local_lr_max"]] == pytest.approx([3, 1e-5, 1e-4])
     assert [row["clients_used"] for row in strategy.history[1:]] == [20, 20]
+
+
+def far(reply: Message) -> Message:
+    reply.content["arrays"] = arrays(w=np.full(10, -1e6, np.float32))
+    return reply
+
+
+def alone_in_reporting(reply: Message) -> Message:
+    reply.content["metrics"].update({"fedhyper.train-loss": -1e9, "fedhyper.loss": 1.0})
+    return reply
+
+
+@pytest.mark.parametrize("spoil", [far, alone_in_reporting])
+@pytest.mark.parametrize("clients", [3, 10])
+def test_where_nobody_reports_a_loss_no_client_decides_the_first_round(clients: int, spoil: Any) -> None:
+    for hostile in range(clients):
+        strategy, grid, _ = start(logistic_app("nothing"), clients, rounds=1, local_lr=0.2, spoil={hostile: spoil})
+        assert strategy.state.local_lr == 0.2
+        honest = [length for node, length in moved_by(grid).items() if grid.partition(node) != hostile]
+        assert np.abs(strategy.state.now.weights["w"]).max() <= sorted(honest)[:3][-1]
+
+
+def moved_by(grid: LocalGrid) -> dict[int, float]:
+    """How far each node's own training moves the weights it was sent."""
+    asked = [message for message in grid.sent if message.metadata.message_type == "train"]
+    replies = {m.metadata.dst_node_id: grid.app(m, grid.contexts[m.metadata.dst_node_id]) for m in asked}
+    return {node: float(np.abs(numbers(reply.content["arrays"])["w"]).max()) for node, reply in replies.items()}
 
 
 def test_masked_replies_are_not_spread() -> None:

@@ -205,7 +205,8 @@ class Aggregator:
         """While clients try rates out: the replies whose rate was about the best, the votes for it, and the rate that
         these updates are to be made one of (None: none; they are averaged as they are).
 
-        Without a training loss nobody can tell: then those that were sent the lowest rate are used, and nobody votes.
+        Unless more than half report a training loss nobody can tell: then the three that were sent the lowest rates are
+        used, and nobody votes. Three, because one alone would be the median that its pull is measured by.
         """
         rungs = expected.rungs
         asked = [reply for reply in believed if reply.node in rungs]
@@ -213,9 +214,9 @@ class Aggregator:
             return believed, None, None
         means = [self.losses.train_loss(reply.metrics) for reply in asked]
         known = [(reply, value) for reply, value in zip(asked, means, strict=True) if value is not None]
-        if not known:
-            lowest = min(rungs[reply.node] for reply in asked)
-            return [reply for reply in asked if rungs[reply.node] == lowest], None, None
+        if 2 * len(known) <= len(asked):
+            lowest = sorted(asked, key=lambda reply: rungs[reply.node])
+            return lowest[: 3 if len(asked) > 2 else 1], None, None
         before = [first_number(reply.metrics, (LOSS,)) for reply, _ in known]
         tried = [rungs[reply.node] for reply, _ in known]
         gains = gains_of(tried, [value for _, value in known], before, expected.first)
