@@ -254,6 +254,18 @@ def test_clients_that_do_not_follow_the_rate_are_named_once_and_all_used(deaf: b
     assert ["fedhyper.local-lr" in shown(row) for row in strategy.history] == [not deaf] * 4
 
 
+@pytest.mark.parametrize("length", [3e-5, 1e6])  # as short as at the lowest rate, or longer than at any
+@pytest.mark.parametrize("clients", [3, 4, 5, 8, 9])
+def test_one_client_cannot_say_that_the_rate_has_no_effect(clients: int, length: float) -> None:
+    def spoil(reply: Message) -> Message:
+        reply.content["arrays"] = arrays(w=np.full(10, length, np.float32))
+        return reply
+
+    for hostile in range(clients):
+        strategy, _, _ = start(logistic_app(), clients=clients, rounds=1, spoil={hostile: spoil})
+        assert strategy.history[0]["local_lr"] is not None
+
+
 @pytest.mark.parametrize(
     ("clients", "rounds", "words"), [(2, 9, ""), (3, 3, "3 clients a round need more than 3"), (10, 3, "")]
 )

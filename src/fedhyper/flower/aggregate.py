@@ -259,9 +259,15 @@ class Aggregator:
         return weigh(believed, self.norm_cap if self._caps else 0.0, before, self.layout.trained)
 
     def _unheard(self, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
-        """Whether rates far apart made no difference to how far clients moved, by medians: one client cannot say so."""
+        """Whether rates far apart made no difference to how far clients moved. One client cannot say so: of nine or
+        more it moves no median of a third, and of fewer it must look so whoever is left out."""
         quiet = [reply for reply in believed if reply.node in rungs and USED_LR not in reply.metrics]
         asked = sorted(quiet, key=lambda reply: rungs[reply.node])
+        few = [asked[:i] + asked[i + 1 :] for i in range(len(asked))] if len(asked) < 9 else [asked]
+        return bool(asked) and all(self._as_far_at_any_rate(some, rungs) for some in few)
+
+    def _as_far_at_any_rate(self, asked: list[NodeReply], rungs: Mapping[int, int]) -> bool:
+        """By medians of the third at the lowest rates and of the third at the highest."""
         third = max(1, len(asked) // 3)
         ends = (asked[:third], asked[-third:])
         low, high = (median_low([rungs[reply.node] for reply in some]) for some in ends if some) if asked else (0, 0)
