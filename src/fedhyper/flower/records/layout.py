@@ -169,10 +169,9 @@ class Layout:
 
     def delta(self, before: Arrays, after: Arrays) -> Arrays:
         """Δ = before − after of the trained arrays, in float32 or wider."""
-        return {
-            name: np.subtract(before[name], after[name], dtype=np.result_type(np.float32, before[name], after[name]))
-            for name in self.trained
-        }
+        pairs = {name: (before[name], after[name]) for name in self.trained}
+        made = {name: np.subtract(a, b, dtype=np.result_type(np.float32, a, b)) for name, (a, b) in pairs.items()}
+        return {name: np.asarray(array) for name, array in made.items()}  # without axes NumPy gives a number
 
     def accepts(self, after: Arrays) -> bool:
         """Whether this is a model of this shape, all of it finite."""
