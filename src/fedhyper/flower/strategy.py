@@ -332,7 +332,9 @@ class FedHyper(Strategy):
             _log.info("fedhyper: going on after round %d from %s", run.offset, self.checkpoint)
         local_lr = run.plan.init().local_lr if self.local_lr is None else self.local_lr
         settings = {"rounds": num_rounds, "local_lr": local_lr, "global_lr": self.global_lr, "seed": self.seed}
-        self._records.begin(described(self.schedule, self.strategy, settings), history, resume=resume)
+        unsaved = 0 if self.checkpoint is None else self.checkpoint_every
+        described_run = described(self.schedule, self.strategy, settings)
+        self._records.begin(described_run, history, resume=resume, unsaved=unsaved)
 
         rounds: dict[str, Any] = {
             "num_rounds": max(num_rounds - run.offset, 0),
