@@ -235,16 +235,16 @@ class FedHyper(Strategy):
     # --- what comes back ---------------------------------------------------------------------------------------------
 
     def _expected(self, server_round: int, hook: str) -> Expected:
-        layout = None if self.aggregate_only else self._run.layout
         key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
         plan, rounds = self._run.state.plan, self._rounds
         short = rounds is not None and rounds <= SHORT
         return Expected(
             server_round,
-            layout,
+            self._run.layout,
             self._asked,
             key,
             free,
+            self.aggregate_only,
             self._rungs,
             self._climbs,
             plan.tried,

@@ -157,15 +157,19 @@ class Layout:
         A number may be narrower or wider than the model's (float16, float64, a counter that came as 3.0) as long as it
         is still a number in the model's own type.
         """
+        self.check(arrays)
+        return {name: _cast(name, arrays[name], dtype) for name, dtype in self.dtypes.items()}
+
+    def check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """ValueError unless these are numbers with the model's names and shapes, whatever their types and values."""
         if arrays.keys() != self.shapes.keys():
             odd = sorted(arrays.keys() ^ self.shapes.keys())[0]
             raise ValueError(f"array {odd!r:.80} is {'missing' if odd in self.shapes else 'not one of the model'}")
-        fitted = {}
         for name, shape in self.shapes.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"array {name!r} has shape {arrays[name].shape}, expected {shape}")
-            fitted[name] = _cast(name, arrays[name], self.dtypes[name])
-        return fitted
+            if arrays[name].dtype.kind not in "fiub":
+                raise ValueError(f"array {name!r} is {arrays[name].dtype}, expected {self.dtypes[name]}")
 
     def delta(self, before: Arrays, after: Arrays) -> Arrays:
         """Δ = before − after of the trained arrays, in float32 or wider."""
