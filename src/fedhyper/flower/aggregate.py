@@ -38,7 +38,7 @@ class Aggregate(NamedTuple):
     believed    the replies in it
     rejected    the replies that were refused, and why
     memory      what the inner strategy remembered before this round
-    counters    integer arrays: the largest of the clients'
+    counters    integer arrays: the lower median of the clients'
     came        the inner strategy's result, as it came; None: the mean was made here
     metrics     the inner strategy's means of the clients' metrics
     train_loss  the clients' mean training loss, or the loss that schedules read; None: nobody reports one
@@ -136,7 +136,8 @@ class Aggregator:
         at_once = plain and not steps and self.own_steps
         measured = measured if at_once else None
         raw = mean(replies, weights, layout.statistics if at_once else names)
-        counters = {} if self.aggregate_only else layout.largest(replies)
+        # of everybody, too: of one whose rate was the best there is no middle
+        counters = {} if self.aggregate_only else layout.middle([reply.arrays for reply in answered])
 
         passed = [reply.message for reply in believed]
         if not self.aggregate_only:  # of a mean that is made already the strategy still says what came, and the metrics

@@ -105,7 +105,7 @@ class Layout:
     """Names, shapes and types of a model's arrays, and which of them are trained.
 
     Trained arrays are stepped and enter Δ; the other floats (BatchNorm statistics) are averaged, and integers (its
-    counters) take the largest of the clients' values.
+    counters) take the middle one of the clients' values.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -183,9 +183,11 @@ class Layout:
             name in after and after[name].shape == shape and finite(after[name]) for name, shape in self.shapes.items()
         )
 
-    def largest(self, replies: list[Arrays]) -> Arrays:
-        """Integer arrays (BatchNorm counts its batches): the largest of the clients', in their own type."""
-        return {name: np.maximum.reduce([arrays[name] for arrays in replies]) for name in self.counters}
+    def middle(self, replies: list[Arrays]) -> Arrays:
+        """Integer arrays (BatchNorm counts its batches): the lower median of the clients', number by number, in their
+        own type. One client sets the largest for all, and a mean is no whole number."""
+        ordered = {name: np.sort([arrays[name] for arrays in replies], axis=0) for name in self.counters}
+        return {name: np.asarray(values[(len(replies) - 1) // 2]) for name, values in ordered.items()}
 
     def model(self, arrays: Arrays) -> Model:
         """What the server loop is shown of these arrays: all but the counters."""
