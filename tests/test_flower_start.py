@@ -13,6 +13,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedhyper import Auto
 from fedhyper.flower import FedHyper, identify
 from fedhyper.flower.run_log import shown
 from tests.flower_support import LocalGrid, arrays, numbers, same_bits
@@ -109,6 +110,16 @@ def test_at_most_a_fifth_of_a_run_is_spent_on_waiting() -> None:
         strategy, _, _ = start(logistic_app("ours"), clients=2, rounds=rounds)
         waited = sum(row["clients_used"] == 0 for row in strategy.history)
         assert waited <= max(rounds // 5 - 1, 0) + 1  # and the round that ends it, if its own rate was not the best
+
+
+def test_the_last_round_of_trying_makes_a_step() -> None:
+    """A plan that waits for so many rounds and no longer, whatever they have told."""
+    for voices in (2, 3):
+        settings: Any = {"schedule": Auto(voices=voices), "clients": 2, "rounds": 50}
+        strategy, grid, _ = start(logistic_app("ours"), **settings)
+        assert [row["clients_used"] > 0 for row in strategy.history[: voices + 1]] == [False] * (voices - 1) + [True] * 2
+        assert len(set(sent(grid)[voices])) == 2
+        assert len(set(sent(grid)[voices + 1])) == 1
 
 
 @pytest.mark.parametrize("reports", ["stock", "ours"])

@@ -238,6 +238,8 @@ class FedHyper(Strategy):
         key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
         plan, rounds = self._run.state.plan, self._rounds
         short = rounds is not None and rounds <= SHORT
+        ladder = self._run.plan.ladder
+        longest = ladder is not None and self._run.state.round + 1 >= ladder.voices  # no plan waits for more rounds
         return Expected(
             server_round,
             self._run.layout,
@@ -249,7 +251,7 @@ class FedHyper(Strategy):
             self._climbs,
             plan.tried,
             plan.first,
-            enough=rounds is not None and server_round >= rounds // PART,
+            enough=longest or (rounds is not None and server_round >= rounds // PART),
             hurried=short,
             # only the first round begins so low that most of its clients hardly move, and show what they differ by
             own_lr=self._own_lr if short and not plan.tried else None,
