@@ -22,11 +22,12 @@ from tests.test_flower_resume import DyingGrid, Killed
 ROOT10 = 10**0.5
 
 
-def logistic_app(reports: str = "stock", shift: float = 0.0, deaf: bool = False) -> ClientApp:
+def logistic_app(reports: str = "stock", shift: float = 0.0, deaf: bool = False, limit: float = math.inf) -> ClientApp:
     """Logistic regression on ten numbers, 20 steps of one example each. Rates around 0.3 to 3 are good, 0.01 is slow.
 
     reports  "stock": the mean training loss; "ours": that, and the loss before training; "nothing"
     deaf     trains with a rate of its own
+    limit    the rate above which nothing but NaN comes out
     """
     app = identify(ClientApp())
 
@@ -42,6 +43,7 @@ def logistic_app(reports: str = "stock", shift: float = 0.0, deaf: bool = False)
             margin = label * float(row @ w)
             losses.append(float(np.logaddexp(0, -margin)))
             w = w + lr * label * row * math.exp(-np.logaddexp(0, margin))
+        w = w if lr <= limit else w * math.nan
         metrics: dict[str, Any] = {"num-examples": 20}
         if reports != "nothing":
             metrics["train_loss"] = float(np.mean(losses)) - shift
@@ -117,7 +119,9 @@ def test_the_last_round_of_trying_makes_a_step() -> None:
     for voices in (2, 3):
         settings: Any = {"schedule": Auto(voices=voices), "clients": 2, "rounds": 50}
         strategy, grid, _ = start(logistic_app("ours"), **settings)
-        assert [row["clients_used"] > 0 for row in strategy.history[: voices + 1]] == [False] * (voices - 1) + [True] * 2
+        assert [row["clients_used"] > 0 for row in strategy.history[: voices + 1]] == [False] * (voices - 1) + [
+            True
+        ] * 2
         assert len(set(sent(grid)[voices])) == 2
         assert len(set(sent(grid)[voices + 1])) == 1
 
@@ -216,6 +220,28 @@ def test_a_loss_may_be_shifted(shift: float, clients: int, reports: str) -> None
     assert list(sent(other).values()) == [pytest.approx(row, rel=1e-9) for row in sent(grid).values()]
     assert [row["clients_used"] for row in moved.history] == [row["clients_used"] for row in plain.history]
     np.testing.assert_allclose(numbers(shifted)["w"], numbers(result)["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("clients", "waits"), [(2, 4), (3, 4), (5, 4), (10, 2)])
+def test_rates_that_clients_diverge_at_are_not_tried_again(clients: int, waits: int) -> None:
+    strategy, grid, _ = start(logistic_app("ours", limit=0.05), clients=clients, rounds=50)
+    waited = [row["round"] for row in strategy.history if row["clients_used"] == 0 and row["round"] < 11]
+    assert len(waited) <= waits
+    high = [rate for t in waited for rate in sent(grid)[t] if rate > 0.05]
+    assert len(high) - len(set(high)) <= (0 if clients < 8 else 3)  # of ten, three of the first round's are given twice
+    assert 0.003 < strategy.history[len(waited) + 1]["local_lr"] < 0.05
+
+
+@pytest.mark.parametrize("clients", [10, 13])  # of 13 each is alone at its rung, the highest, too
+def test_a_client_that_says_it_diverged_moves_the_rate_by_a_rung_at_most(clients: int) -> None:
+    def nan(reply: Message) -> Message:
+        reply.content["arrays"] = arrays(w=np.full(10, math.nan, np.float32))
+        return reply
+
+    for liar in range(clients):
+        spoilt = [{liar: nan}, {liar: lambda reply: list[Message]()}]
+        found = [start(logistic_app(), clients, rounds=1, spoil=one)[0].state.local_lr for one in spoilt]
+        assert abs(math.log(found[0] / found[1])) <= math.log(ROOT10) * 1.01
 
 
 def test_killed_in_the_middle_of_the_start_and_resumed_equals_never_stopped(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedhyper.automatic.ladder import Ladder
-from fedhyper.automatic.tries import Tries, gains_of, untold
+from fedhyper.automatic.ladder import LOWEST, Ladder
+from fedhyper.automatic.tries import LOST, Tries, gains_of, untold
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.losses import Losses, first_number
 from fedhyper.flower.nodes import Roster
@@ -108,7 +108,7 @@ class Aggregator:
         if climbers:
             believed, votes = climbers, tuple((int(r.metrics[VOTE]), float(r.metrics[GAIN])) for r in climbers)  # type: ignore[arg-type]
         elif not unheard:
-            believed, votes, at_lr = self._near_the_best(believed, expected)
+            believed, votes, at_lr = self._near_the_best(believed, rejected, expected)
         memory, is_untold = stepping.memory(self.strategy), at_lr is not None and votes is None
         # of everybody who answered, also where few are used: these were chosen for their low losses, and a median of
         # them would have the next round's look like damage
@@ -201,7 +201,7 @@ class Aggregator:
         return found if 2 * len(found) > len(believed) else []
 
     def _near_the_best(
-        self, believed: list[NodeReply], expected: Expected
+        self, believed: list[NodeReply], rejected: list[Refusal], expected: Expected
     ) -> tuple[list[NodeReply], tuple[tuple[int, float], ...] | None, float | None]:
         """While clients try rates out: the replies whose rate was about the best, the votes for it, and the rate that
         these updates are to be made one of (None: none; they are averaged as they are).
@@ -211,8 +211,11 @@ class Aggregator:
         """
         rungs = expected.rungs
         asked = [reply for reply in believed if reply.node in rungs]
-        if self.ladder is None or not asked:
+        lost = _lost(rejected, rungs, max((rungs[reply.node] for reply in asked), default=LOWEST - 1))
+        if self.ladder is None or not (asked or lost):
             return believed, None, None
+        if not asked:
+            return [], lost, None
         means = [self.losses.train_loss(reply.metrics) for reply in asked]
         known = [(reply, value) for reply, value in zip(asked, means, strict=True) if value is not None]
         if 2 * len(known) <= len(asked):
@@ -223,7 +226,7 @@ class Aggregator:
         gains = gains_of(tried, [value for _, value in known], before, expected.first)
         if expected.own_lr is not None and (own := untold(self.ladder, tried, gains, expected.own_lr)):
             return [reply for i, (reply, _) in enumerate(known) if i in own], None, expected.own_lr
-        votes = tuple(zip(tried, gains, strict=True))
+        votes = (*zip(tried, gains, strict=True), *lost)
         short = expected.enough and not expected.tried
         found = Tries(self.ladder, (*expected.tried, *votes), short=short).used(tried, gains)
         used = [reply for i, (reply, _) in enumerate(known) if i in found]
@@ -285,3 +288,11 @@ class Aggregator:
             return mean_sq_norm(believed, self.norm_cap)
         said = first_number(averaged, (SQ_NORM,))
         return said if said is not None and 0 <= said < math.inf else None
+
+
+def _lost(rejected: list[Refusal], rungs: Mapping[int, int], highest: int) -> tuple[tuple[int, float], ...]:
+    """The votes of clients that diverged at rungs above the ``highest`` at which somebody did not: their rates are not
+    tried again. Below it a client that says so is an odd one, or a liar, and has no vote. The higher, the worse: where
+    all are lost, what is looked at next lies below the lowest."""
+    found = [rungs[one.node] for one in rejected if one.diverged and one.node in rungs]
+    return tuple((rung, -LOST * (1 + rung - LOWEST)) for rung in found if rung > highest)

@@ -20,6 +20,7 @@ from fedhyper.flower.wire import PREFIX, ROUND, SERVER_ROUND, without_ours
 
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
 _ECHOES = (ROUND, SERVER_ROUND)
+_ENDLESS, _TOO_LONG = "non-finite numbers in array", "an update too long to be measured"
 
 Metric = int | float | list[int] | list[float]
 Signature = tuple[tuple[str, int], ...]
@@ -52,6 +53,11 @@ class Refusal(NamedTuple):
 
     node: int
     reason: str
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it is for what a rate that is too high makes of an honest client's numbers."""
+        return self.reason.startswith((_ENDLESS, _TOO_LONG))
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def _measured(
             kept.append(reply._replace(sq_norm=sq_norm, sq_drift=sq_drift, beside=beside))
             continue
         bad = next((name for name, array in reply.arrays.items() if not finite(array)), None)
-        endless = "an update too long to be measured" if bad is None else f"non-finite numbers in array {bad!r}"
+        endless = _TOO_LONG if bad is None else f"{_ENDLESS} {bad!r}"
         refused.append(Refusal(reply.node, endless))
     return kept, refused
 
