@@ -96,8 +96,8 @@ def test_arrays_without_axes_are_resumed_too(tmp_path: Path, name: str, schedule
     reference = start(make(name, schedule, None), LocalGrid(quadratic_app(), 6), without_axes)
     for dies_at in (2, 3, 5):
         path = tmp_path / f"{dies_at}.ckpt"
+        grid = DyingGrid(quadratic_app(), 6, dies_at=dies_at, after=True)
         with pytest.raises(Killed):
-            grid = DyingGrid(quadratic_app(), 6, dies_at=dies_at, after=True)
             start(make(name, schedule, path), grid, without_axes)
         result = start(make(name, schedule, path), LocalGrid(quadratic_app(), 6), without_axes, resume=True)
         assert same_bits(result.arrays, reference.arrays)

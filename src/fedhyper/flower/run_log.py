@@ -54,8 +54,8 @@ class RunLog:
     def begin(self, config: Mapping[str, Any], history: Sequence[RoundRecord], *, resume: bool, unsaved: int) -> None:
         """A new run, or one that goes on after ``history``; a directory that holds another run is refused.
 
-        ``unsaved``: rounds that a killed run may have done without a checkpoint, which begin anew. More of them are a run
-        of their own, whose records would be lost.
+        ``unsaved``: rounds that a killed run may have done without a checkpoint, which begin anew. More of them are a
+        run of their own, whose records would be lost.
         """
         self.history, self._told = list(history), len(history)
         if self._directory is None:
