@@ -193,6 +193,23 @@ def test_statistics_far_off_cost_weight_too() -> None:
     assert np.abs(free).max() > 1e18
 
 
+@pytest.mark.parametrize("schedule", ["g", "auto"])  # in auto's first steps few replies are used, or one
+@pytest.mark.parametrize("lie", [2**63 - 1, -5])
+def test_one_client_does_not_set_a_counter(schedule: str, lie: int) -> None:
+    def spoil(reply: Message) -> Message:
+        came = numbers(reply.content["arrays"])
+        reply.content["arrays"] = arrays(**{**came, "bn.num_batches_tracked": np.asarray(lie)})
+        return reply
+
+    for hostile in range(5):
+        strategy = FedHyper(FedAvg(fraction_evaluate=0.0), schedule, seed=0, local_lr=0.02)
+        grid = LocalGrid(quadratic_app(), 5, spoil={hostile: spoil})
+        result = strategy.start(grid, initial(), num_rounds=6)
+        stepped = sum(record["clients_used"] > 0 for record in strategy.history)
+        counted = numbers(result.arrays)["bn.num_batches_tracked"]
+        assert 3 * stepped <= counted <= 7 * stepped  # each round: + 3 + partition
+
+
 def test_an_update_too_long_to_be_measured_is_refused() -> None:
     """Float64 models only: finite numbers, and a square that is not."""
     app = ClientApp()

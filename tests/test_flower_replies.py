@@ -190,6 +190,25 @@ def test_honest_result_unchanged_bit_for_bit(name: str, position: int, honest: d
     assert not Marker.executed
 
 
+HIDDEN = {  # by a mask, or no harm to a mean
+    *("NaN", "Inf", "-Inf", "NaN in a buffer", "int64", "bool", "too large for the model's type", "NaN in a list"),
+    *("broken counter", "NaN counter"),
+}
+MASKED = {
+    **{name: spoil for name, spoil in HOSTILE.items() if name not in HIDDEN},
+    "a metric of ours": metric("fedhyper.train-loss", 1.0),
+    "a record of ours": edit(lambda content: content.__setitem__("fedhyper.x", ArrayRecord())),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_replies_are_checked_by_what_a_mask_does_not_hide(name: str) -> None:
+    expected, _ = run("g", {3: gone}, aggregate_only=True)
+    result, strategy = run("g", {3: MASKED[name]}, aggregate_only=True)
+    assert same_bits(result, expected)
+    assert name == "error" or [record["clients_rejected"] for record in strategy.history] == [1] * ROUNDS
+
+
 @pytest.mark.parametrize("position", [0, 3, 5])
 def test_a_second_reply_never_counts(position: int) -> None:
     def twice(reply: Message) -> list[Message]:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedYogi, Strategy
 
 from fedhyper import Auto
 from fedhyper.errors import CheckpointRefused, StorageError, TrainingStopped, UserError
 from fedhyper.flower import FedHyper
 from fedhyper.storage import checkpoint
-from tests.flower_support import LocalGrid, NoStart, config, initial, quadratic_app, same_bits
+from tests.flower_support import LocalGrid, NoStart, arrays, config, initial, quadratic_app, same_bits
 
 INNER: dict[str, Callable[..., Strategy]] = {
     "FedAvg": FedAvg,
@@ -59,8 +59,8 @@ def untimed(record: Any) -> dict[str, Any]:
     return {key: value for key, value in record.items() if not key.startswith("seconds")}
 
 
-def start(strategy: FedHyper, grid: LocalGrid, **kw: Any) -> Any:
-    return strategy.start(grid, initial(), num_rounds=5, train_config=config(lr=0.02), **kw)
+def start(strategy: FedHyper, grid: LocalGrid, begin: Any = initial, **kw: Any) -> Any:
+    return strategy.start(grid, begin(), num_rounds=5, train_config=config(lr=0.02), **kw)
 
 
 @pytest.mark.parametrize("schedule", ["auto", "g", "g+sl", "g+cl"])
@@ -83,6 +83,24 @@ def test_killed_anywhere_and_resumed_equals_never_stopped(tmp_path: Path, name: 
                 int(m.content["config"]["server-round"]) for m in grid.sent if m.metadata.message_type == "train"
             }
             assert trained == set(range(dies_at, 6))
+
+
+def without_axes() -> ArrayRecord:
+    """A scale as CLIP's ``logit_scale``, and a statistic of the same kind: of such arrays NumPy makes numbers."""
+    return arrays(w=np.zeros(4, np.float32), scale=np.asarray(0.5, np.float32), running_var=np.asarray(0.7, np.float32))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "g+sl"])
+@pytest.mark.parametrize("name", INNER)
+def test_arrays_without_axes_are_resumed_too(tmp_path: Path, name: str, schedule: str) -> None:
+    reference = start(make(name, schedule, None), LocalGrid(quadratic_app(), 6), without_axes)
+    for dies_at in (2, 3, 5):
+        path = tmp_path / f"{dies_at}.ckpt"
+        grid = DyingGrid(quadratic_app(), 6, dies_at=dies_at, after=True)
+        with pytest.raises(Killed):
+            start(make(name, schedule, path), grid, without_axes)
+        result = start(make(name, schedule, path), LocalGrid(quadratic_app(), 6), without_axes, resume=True)
+        assert same_bits(result.arrays, reference.arrays)
 
 
 def test_the_mean_that_is_returned_survives_a_resume(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ def accuracy(server_round: int, record: ArrayRecord) -> MetricRecord:
 
 
 def start(directory: Path | None, rounds: int = 4, grid: Any = None, evaluate: Any = accuracy, **settings: Any) -> Any:
+    resume = settings.pop("resume", "checkpoint" in settings)
     strategy = FedHyper(FedAvg(fraction_evaluate=0.0), "g", seed=0, run_dir=directory, local_lr=0.02, **settings)
-    resume = "checkpoint" in settings
     grid = grid or LocalGrid(quadratic_app(), 6)
     strategy.start(grid, initial(), num_rounds=rounds, evaluate_fn=evaluate, resume=resume)
     return strategy
@@ -103,9 +103,19 @@ def test_a_round_evaluated_after_it_was_saved_keeps_its_accuracy(tmp_path: Path)
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     start(tmp_path / "run")
     before = rows(tmp_path / "run")
-    with pytest.raises(UserError, match="holds a run"):
-        start(tmp_path / "run")
+    for settings in ({}, {"resume": True}, {"checkpoint": tmp_path / "never"}):
+        with pytest.raises(UserError, match=r"holds a run; .* from the run's checkpoint"):
+            start(tmp_path / "run", **settings)
     assert rows(tmp_path / "run") == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    settings = {"checkpoint": tmp_path / "c", "checkpoint_every": 3}
+    with pytest.raises(Killed):
+        start(tmp_path / "run", grid=DyingGrid(quadratic_app(), 6, dies_at=3, after=True), **settings)
+    assert (len(rows(tmp_path / "run")), (tmp_path / "c").exists()) == (2, False)
+    start(tmp_path / "run", **settings)
+    assert [row["round"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4]
 
 
 def test_a_run_that_stops_says_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedhyper import Auto
 from fedhyper.flower import FedHyper, identify
 from fedhyper.flower.run_log import shown
 from tests.flower_support import LocalGrid, arrays, numbers, same_bits
@@ -21,11 +22,12 @@ from tests.test_flower_resume import DyingGrid, Killed
 ROOT10 = 10**0.5
 
 
-def logistic_app(reports: str = "stock", shift: float = 0.0, deaf: bool = False) -> ClientApp:
+def logistic_app(reports: str = "stock", shift: float = 0.0, deaf: bool = False, limit: float = math.inf) -> ClientApp:
     """Logistic regression on ten numbers, 20 steps of one example each. Rates around 0.3 to 3 are good, 0.01 is slow.
 
     reports  "stock": the mean training loss; "ours": that, and the loss before training; "nothing"
     deaf     trains with a rate of its own
+    limit    the rate above which nothing but NaN comes out
     """
     app = identify(ClientApp())
 
@@ -41,6 +43,7 @@ def logistic_app(reports: str = "stock", shift: float = 0.0, deaf: bool = False)
             margin = label * float(row @ w)
             losses.append(float(np.logaddexp(0, -margin)))
             w = w + lr * label * row * math.exp(-np.logaddexp(0, margin))
+        w = w if lr <= limit else w * math.nan
         metrics: dict[str, Any] = {"num-examples": 20}
         if reports != "nothing":
             metrics["train_loss"] = float(np.mean(losses)) - shift
@@ -111,6 +114,18 @@ def test_at_most_a_fifth_of_a_run_is_spent_on_waiting() -> None:
         assert waited <= max(rounds // 5 - 1, 0) + 1  # and the round that ends it, if its own rate was not the best
 
 
+def test_the_last_round_of_trying_makes_a_step() -> None:
+    """A plan that waits for so many rounds and no longer, whatever they have told."""
+    for voices in (2, 3):
+        settings: Any = {"schedule": Auto(voices=voices), "clients": 2, "rounds": 50}
+        strategy, grid, _ = start(logistic_app("ours"), **settings)
+        assert [row["clients_used"] > 0 for row in strategy.history[: voices + 1]] == [False] * (voices - 1) + [
+            True
+        ] * 2
+        assert len(set(sent(grid)[voices])) == 2
+        assert len(set(sent(grid)[voices + 1])) == 1
+
+
 @pytest.mark.parametrize("reports", ["stock", "ours"])
 def test_three_nodes_a_round_find_a_good_rate(reports: str) -> None:
     assert 0.03 < start(logistic_app(reports), clients=3, rounds=12)[0].state.local_lr < 10
@@ -147,8 +162,36 @@ def test_two_nodes_that_say_nothing_of_their_loss_keep_the_hint() -> None:
 def test_without_any_loss_the_hint_is_used_from_the_second_round_on() -> None:
     strategy, grid, _ = start(logistic_app("nothing"), local_lr=0.2)
     assert sent(grid)[2] == [0.2] * 20
-    assert strategy.history[0]["local_lr"] == pytest.approx(1e-5)  # the lowest, which did least, is the one used
+    row = strategy.history[0]  # the three lowest, which did least, are used
+    assert [row["clients_used"], row["local_lr_min"], row["local_lr_max"]] == pytest.approx([3, 1e-5, 1e-4])
     assert [row["clients_used"] for row in strategy.history[1:]] == [20, 20]
+
+
+def far(reply: Message) -> Message:
+    reply.content["arrays"] = arrays(w=np.full(10, -1e6, np.float32))
+    return reply
+
+
+def alone_in_reporting(reply: Message) -> Message:
+    reply.content["metrics"].update({"fedhyper.train-loss": -1e9, "fedhyper.loss": 1.0})
+    return reply
+
+
+@pytest.mark.parametrize("spoil", [far, alone_in_reporting])
+@pytest.mark.parametrize("clients", [3, 10])
+def test_where_nobody_reports_a_loss_no_client_decides_the_first_round(clients: int, spoil: Any) -> None:
+    for hostile in range(clients):
+        strategy, grid, _ = start(logistic_app("nothing"), clients, rounds=1, local_lr=0.2, spoil={hostile: spoil})
+        assert strategy.state.local_lr == 0.2
+        honest = [length for node, length in moved_by(grid).items() if grid.partition(node) != hostile]
+        assert np.abs(strategy.state.now.weights["w"]).max() <= sorted(honest)[:3][-1]
+
+
+def moved_by(grid: LocalGrid) -> dict[int, float]:
+    """How far each node's own training moves the weights it was sent."""
+    asked = [message for message in grid.sent if message.metadata.message_type == "train"]
+    replies = {m.metadata.dst_node_id: grid.app(m, grid.contexts[m.metadata.dst_node_id]) for m in asked}
+    return {node: float(np.abs(numbers(reply.content["arrays"])["w"]).max()) for node, reply in replies.items()}
 
 
 def test_masked_replies_are_not_spread() -> None:
@@ -177,6 +220,28 @@ def test_a_loss_may_be_shifted(shift: float, clients: int, reports: str) -> None
     assert list(sent(other).values()) == [pytest.approx(row, rel=1e-9) for row in sent(grid).values()]
     assert [row["clients_used"] for row in moved.history] == [row["clients_used"] for row in plain.history]
     np.testing.assert_allclose(numbers(shifted)["w"], numbers(result)["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("clients", "waits"), [(2, 4), (3, 4), (5, 4), (10, 2)])
+def test_rates_that_clients_diverge_at_are_not_tried_again(clients: int, waits: int) -> None:
+    strategy, grid, _ = start(logistic_app("ours", limit=0.05), clients=clients, rounds=50)
+    waited = [row["round"] for row in strategy.history if row["clients_used"] == 0 and row["round"] < 11]
+    assert len(waited) <= waits
+    high = [rate for t in waited for rate in sent(grid)[t] if rate > 0.05]
+    assert len(high) - len(set(high)) <= (0 if clients < 8 else 3)  # of ten, three of the first round's are given twice
+    assert 0.003 < strategy.history[len(waited) + 1]["local_lr"] < 0.05
+
+
+@pytest.mark.parametrize("clients", [10, 13])  # of 13 each is alone at its rung, the highest, too
+def test_a_client_that_says_it_diverged_moves_the_rate_by_a_rung_at_most(clients: int) -> None:
+    def nan(reply: Message) -> Message:
+        reply.content["arrays"] = arrays(w=np.full(10, math.nan, np.float32))
+        return reply
+
+    for liar in range(clients):
+        spoilt = [{liar: nan}, {liar: lambda reply: list[Message]()}]
+        found = [start(logistic_app(), clients, rounds=1, spoil=one)[0].state.local_lr for one in spoilt]
+        assert abs(math.log(found[0] / found[1])) <= math.log(ROOT10) * 1.01
 
 
 def test_killed_in_the_middle_of_the_start_and_resumed_equals_never_stopped(tmp_path: Path) -> None:
@@ -224,6 +289,18 @@ def test_clients_that_do_not_follow_the_rate_are_named_once_and_all_used(deaf: b
     # a rate that nobody uses is not logged
     assert [row["local_lr"] is None for row in strategy.history] == [deaf] * 4
     assert ["fedhyper.local-lr" in shown(row) for row in strategy.history] == [not deaf] * 4
+
+
+@pytest.mark.parametrize("length", [3e-5, 1e6])  # as short as at the lowest rate, or longer than at any
+@pytest.mark.parametrize("clients", [3, 4, 5, 8, 9])
+def test_one_client_cannot_say_that_the_rate_has_no_effect(clients: int, length: float) -> None:
+    def spoil(reply: Message) -> Message:
+        reply.content["arrays"] = arrays(w=np.full(10, length, np.float32))
+        return reply
+
+    for hostile in range(clients):
+        strategy, _, _ = start(logistic_app(), clients=clients, rounds=1, spoil={hostile: spoil})
+        assert strategy.history[0]["local_lr"] is not None
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def in_pieces(array: Array) -> bool:
 def each(function: Callable[..., Array], array: Array, *others: Array) -> Array:
     """``function`` of the arrays, piece by piece where they are in pieces; a number stands for an array full of it."""
     if not in_pieces(array):
-        return function(array, *others)
+        found = function(array, *others)  # of an array without axes NumPy makes a number, which is saved as a number
+        return found if is_number(array) or getattr(array, "shape", None) != () else namespace(array).asarray(found)
     fitted = [_fit(array, other) for other in others]
     if isinstance(array, dict):
         return {key: each(function, x, *(other[key] for other in fitted)) for key, x in array.items()}

@@ -73,8 +73,8 @@ def digest(method: str, overrides: list[str]) -> str | None:
     with tempfile.TemporaryDirectory() as out:
         arguments = ["run", str(ROOT / "experiments" / "digits.toml"), f"method={method}", *rounds, "eval_every=100"]
         # off unless a run is about it: then a result has the bits it had before it was on by default
-        arguments += ["norm_cap=0"]
-        arguments += [*overrides, "--out", f"{out}/run", "--quiet", "--no-report", "--workers", "1"]
+        cap = [] if any(o.startswith("norm_cap=") for o in overrides) else ["norm_cap=0"]
+        arguments += [*cap, *overrides, "--out", f"{out}/run", "--quiet", "--no-report", "--workers", "1"]
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 command_line(arguments)

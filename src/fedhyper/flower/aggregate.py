@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 
-from fedhyper.automatic.ladder import Ladder
-from fedhyper.automatic.tries import Tries, gains_of, untold
+from fedhyper.automatic.ladder import LOWEST, Ladder
+from fedhyper.automatic.tries import LOST, Tries, gains_of, untold
 from fedhyper.flower.inner import nesting, stepping
 from fedhyper.flower.losses import Losses, first_number
 from fedhyper.flower.nodes import Roster
@@ -38,7 +38,7 @@ class Aggregate(NamedTuple):
     believed    the replies in it
     rejected    the replies that were refused, and why
     memory      what the inner strategy remembered before this round
-    counters    integer arrays: the largest of the clients'
+    counters    integer arrays: the lower median of the clients'
     came        the inner strategy's result, as it came; None: the mean was made here
     metrics     the inner strategy's means of the clients' metrics
     train_loss  the clients' mean training loss, or the loss that schedules read; None: nobody reports one
@@ -108,7 +108,7 @@ class Aggregator:
         if climbers:
             believed, votes = climbers, tuple((int(r.metrics[VOTE]), float(r.metrics[GAIN])) for r in climbers)  # type: ignore[arg-type]
         elif not unheard:
-            believed, votes, at_lr = self._near_the_best(believed, expected)
+            believed, votes, at_lr = self._near_the_best(believed, rejected, expected)
         memory, is_untold = stepping.memory(self.strategy), at_lr is not None and votes is None
         # of everybody who answered, also where few are used: these were chosen for their low losses, and a median of
         # them would have the next round's look like damage
@@ -136,7 +136,8 @@ class Aggregator:
         at_once = plain and not steps and self.own_steps
         measured = measured if at_once else None
         raw = mean(replies, weights, layout.statistics if at_once else names)
-        counters = {} if self.aggregate_only else layout.largest(replies)
+        # of everybody, too: of one whose rate was the best there is no middle
+        counters = {} if self.aggregate_only else layout.middle([reply.arrays for reply in answered])
 
         passed = [reply.message for reply in believed]
         if not self.aggregate_only:  # of a mean that is made already the strategy still says what came, and the metrics
@@ -200,28 +201,32 @@ class Aggregator:
         return found if 2 * len(found) > len(believed) else []
 
     def _near_the_best(
-        self, believed: list[NodeReply], expected: Expected
+        self, believed: list[NodeReply], rejected: list[Refusal], expected: Expected
     ) -> tuple[list[NodeReply], tuple[tuple[int, float], ...] | None, float | None]:
         """While clients try rates out: the replies whose rate was about the best, the votes for it, and the rate that
         these updates are to be made one of (None: none; they are averaged as they are).
 
-        Without a training loss nobody can tell: then those that were sent the lowest rate are used, and nobody votes.
+        Unless more than half report a training loss nobody can tell: then the three that were sent the lowest rates are
+        used, and nobody votes. Three, because one alone would be the median that its pull is measured by.
         """
         rungs = expected.rungs
         asked = [reply for reply in believed if reply.node in rungs]
-        if self.ladder is None or not asked:
+        lost = _lost(rejected, rungs, max((rungs[reply.node] for reply in asked), default=LOWEST - 1))
+        if self.ladder is None or not (asked or lost):
             return believed, None, None
+        if not asked:
+            return [], lost, None
         means = [self.losses.train_loss(reply.metrics) for reply in asked]
         known = [(reply, value) for reply, value in zip(asked, means, strict=True) if value is not None]
-        if not known:
-            lowest = min(rungs[reply.node] for reply in asked)
-            return [reply for reply in asked if rungs[reply.node] == lowest], None, None
+        if 2 * len(known) <= len(asked):
+            lowest = sorted(asked, key=lambda reply: rungs[reply.node])
+            return lowest[: 3 if len(asked) > 2 else 1], None, None
         before = [first_number(reply.metrics, (LOSS,)) for reply, _ in known]
         tried = [rungs[reply.node] for reply, _ in known]
         gains = gains_of(tried, [value for _, value in known], before, expected.first)
         if expected.own_lr is not None and (own := untold(self.ladder, tried, gains, expected.own_lr)):
             return [reply for i, (reply, _) in enumerate(known) if i in own], None, expected.own_lr
-        votes = tuple(zip(tried, gains, strict=True))
+        votes = (*zip(tried, gains, strict=True), *lost)
         short = expected.enough and not expected.tried
         found = Tries(self.ladder, (*expected.tried, *votes), short=short).used(tried, gains)
         used = [reply for i, (reply, _) in enumerate(known) if i in found]
@@ -258,9 +263,15 @@ class Aggregator:
         return weigh(believed, self.norm_cap if self._caps else 0.0, before, self.layout.trained)
 
     def _unheard(self, believed: list[NodeReply], rungs: Mapping[int, int]) -> bool:
-        """Whether rates far apart made no difference to how far clients moved, by medians: one client cannot say so."""
+        """Whether rates far apart made no difference to how far clients moved. One client cannot say so: of nine or
+        more it moves no median of a third, and of fewer it must look so whoever is left out."""
         quiet = [reply for reply in believed if reply.node in rungs and USED_LR not in reply.metrics]
         asked = sorted(quiet, key=lambda reply: rungs[reply.node])
+        few = [asked[:i] + asked[i + 1 :] for i in range(len(asked))] if len(asked) < 9 else [asked]
+        return bool(asked) and all(self._as_far_at_any_rate(some, rungs) for some in few)
+
+    def _as_far_at_any_rate(self, asked: list[NodeReply], rungs: Mapping[int, int]) -> bool:
+        """By medians of the third at the lowest rates and of the third at the highest."""
         third = max(1, len(asked) // 3)
         ends = (asked[:third], asked[-third:])
         low, high = (median_low([rungs[reply.node] for reply in some]) for some in ends if some) if asked else (0, 0)
@@ -277,3 +288,11 @@ class Aggregator:
             return mean_sq_norm(believed, self.norm_cap)
         said = first_number(averaged, (SQ_NORM,))
         return said if said is not None and 0 <= said < math.inf else None
+
+
+def _lost(rejected: list[Refusal], rungs: Mapping[int, int], highest: int) -> tuple[tuple[int, float], ...]:
+    """The votes of clients that diverged at rungs above the ``highest`` at which somebody did not: their rates are not
+    tried again. Below it a client that says so is an odd one, or a liar, and has no vote. The higher, the worse: where
+    all are lost, what is looked at next lies below the lowest."""
+    found = [rungs[one.node] for one in rejected if one.diverged and one.node in rungs]
+    return tuple((rung, -LOST * (1 + rung - LOWEST)) for rung in found if rung > highest)

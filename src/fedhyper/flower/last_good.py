@@ -8,6 +8,7 @@ weights are those before the newest step, and the step is held anyway, ``good`` 
 
 from __future__ import annotations
 
+from fedhyper.arrays import each
 from fedhyper.averages import Model
 from fedhyper.loop import LoopState
 
@@ -30,8 +31,8 @@ def unfold(state: LoopState) -> LoopState:
     """``state`` with the weights of ``good``, each array of them made anew."""
     if not is_folded(state):
         return state
-    now = state.now.weights
-    return state._replace(good=Model({k: w + state.before[k] for k, w in now.items()}, state.good.statistics))
+    good = each(lambda w, step: w + step, state.now.weights, state.before)
+    return state._replace(good=Model(good, state.good.statistics))
 
 
 def carried(state: LoopState, old: LoopState) -> LoopState:

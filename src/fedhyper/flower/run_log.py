@@ -51,16 +51,21 @@ class RunLog:
 
     # --- a run begins and ends ---------------------------------------------------------------------------------------
 
-    def begin(self, config: Mapping[str, Any], history: Sequence[RoundRecord], *, resume: bool) -> None:
-        """A new run, or one that goes on after ``history``; a directory that holds another run is refused."""
+    def begin(self, config: Mapping[str, Any], history: Sequence[RoundRecord], *, resume: bool, unsaved: int) -> None:
+        """A new run, or one that goes on after ``history``; a directory that holds another run is refused.
+
+        ``unsaved``: rounds that a killed run may have done without a checkpoint, which begin anew. More of them are a
+        run of their own, whose records would be lost.
+        """
         self.history, self._told = list(history), len(history)
         if self._directory is None:
             return
         files = RunFiles(self._directory)
-        if files.hold_a_run and not resume:
-            raise UserError(f"run_dir {self._directory} holds a run; choose another, or go on with start(resume=True)")
         # a round that was evaluated after it had been saved is whole only here
         known = {record["round"]: record for record in files.rounds()}
+        if files.hold_a_run and not (resume and (history or len(known) <= unsaved)):
+            cure = "choose another, or go on from the run's checkpoint: FedHyper(checkpoint=...), start(resume=True)"
+            raise UserError(f"run_dir {self._directory} holds a run; {cure}")
         self.history = [known.get(record["round"], record) for record in self.history]
         files.begin(config, {"numpy": np.__version__, "flwr": flwr.__version__}, self.history)
         self._files = files

@@ -235,21 +235,23 @@ class FedHyper(Strategy):
     # --- what comes back ---------------------------------------------------------------------------------------------
 
     def _expected(self, server_round: int, hook: str) -> Expected:
-        layout = None if self.aggregate_only else self._run.layout
         key, free = nesting.weight_key(self.strategy), nesting.of_the_apps_own(self.strategy, hook)
         plan, rounds = self._run.state.plan, self._rounds
         short = rounds is not None and rounds <= SHORT
+        ladder = self._run.plan.ladder
+        longest = ladder is not None and self._run.state.round + 1 >= ladder.voices  # no plan waits for more rounds
         return Expected(
             server_round,
-            layout,
+            self._run.layout,
             self._asked,
             key,
             free,
+            self.aggregate_only,
             self._rungs,
             self._climbs,
             plan.tried,
             plan.first,
-            enough=rounds is not None and server_round >= rounds // PART,
+            enough=longest or (rounds is not None and server_round >= rounds // PART),
             hurried=short,
             # only the first round begins so low that most of its clients hardly move, and show what they differ by
             own_lr=self._own_lr if short and not plan.tried else None,
@@ -332,7 +334,9 @@ class FedHyper(Strategy):
             _log.info("fedhyper: going on after round %d from %s", run.offset, self.checkpoint)
         local_lr = run.plan.init().local_lr if self.local_lr is None else self.local_lr
         settings = {"rounds": num_rounds, "local_lr": local_lr, "global_lr": self.global_lr, "seed": self.seed}
-        self._records.begin(described(self.schedule, self.strategy, settings), history, resume=resume)
+        unsaved = 0 if self.checkpoint is None else self.checkpoint_every
+        described_run = described(self.schedule, self.strategy, settings)
+        self._records.begin(described_run, history, resume=resume, unsaved=unsaved)
 
         rounds: dict[str, Any] = {
             "num_rounds": max(num_rounds - run.offset, 0),

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
+from fedhyper.arrays import each
 from fedhyper.flower.inner.nesting import chain, innermost, private
 from fedhyper.optimizers import Moments
 
@@ -77,7 +78,7 @@ def read_back(outer: Strategy, before: dict[str, Any], name: str) -> NDArray[Any
         out = np.multiply(old[place], -keep, dtype=dtype)
         out += new
         out /= scale
-    return out
+    return np.asarray(out)  # of an array without axes NumPy makes a number
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def optimizer(strategy: Strategy, *, seen: bool) -> OwnStep | None:
 def memory(strategy: Strategy) -> dict[str, Any]:
     """What changes from round to round: momentum, first and second moments, an adaptive clipping norm."""
     inner = innermost(strategy)
-    known = {name: getattr(inner, name) for name in _MEMORY if getattr(inner, name, None) is not None}
+    held = {name: getattr(inner, name, None) for name in _MEMORY}
+    # of arrays without axes Flower keeps numbers, and a number in a checkpoint has no precision
+    known = {name: each(np.asarray, value) for name, value in held.items() if value is not None}
     norms = [one.clipping_norm for one in chain(strategy) if isinstance(one, _ADAPTIVE)]
     return known | ({_CLIPPING: norms} if norms else {})
 

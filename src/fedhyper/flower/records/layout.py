@@ -105,7 +105,7 @@ class Layout:
     """Names, shapes and types of a model's arrays, and which of them are trained.
 
     Trained arrays are stepped and enter Δ; the other floats (BatchNorm statistics) are averaged, and integers (its
-    counters) take the largest of the clients' values.
+    counters) take the middle one of the clients' values.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -157,22 +157,25 @@ class Layout:
         A number may be narrower or wider than the model's (float16, float64, a counter that came as 3.0) as long as it
         is still a number in the model's own type.
         """
+        self.check(arrays)
+        return {name: _cast(name, arrays[name], dtype) for name, dtype in self.dtypes.items()}
+
+    def check(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """ValueError unless these are numbers with the model's names and shapes, whatever their types and values."""
         if arrays.keys() != self.shapes.keys():
             odd = sorted(arrays.keys() ^ self.shapes.keys())[0]
             raise ValueError(f"array {odd!r:.80} is {'missing' if odd in self.shapes else 'not one of the model'}")
-        fitted = {}
         for name, shape in self.shapes.items():
             if arrays[name].shape != shape:
                 raise ValueError(f"array {name!r} has shape {arrays[name].shape}, expected {shape}")
-            fitted[name] = _cast(name, arrays[name], self.dtypes[name])
-        return fitted
+            if arrays[name].dtype.kind not in "fiub":
+                raise ValueError(f"array {name!r} is {arrays[name].dtype}, expected {self.dtypes[name]}")
 
     def delta(self, before: Arrays, after: Arrays) -> Arrays:
         """Δ = before − after of the trained arrays, in float32 or wider."""
-        return {
-            name: np.subtract(before[name], after[name], dtype=np.result_type(np.float32, before[name], after[name]))
-            for name in self.trained
-        }
+        pairs = {name: (before[name], after[name]) for name in self.trained}
+        made = {name: np.subtract(a, b, dtype=np.result_type(np.float32, a, b)) for name, (a, b) in pairs.items()}
+        return {name: np.asarray(array) for name, array in made.items()}  # without axes NumPy gives a number
 
     def accepts(self, after: Arrays) -> bool:
         """Whether this is a model of this shape, all of it finite."""
@@ -180,9 +183,11 @@ class Layout:
             name in after and after[name].shape == shape and finite(after[name]) for name, shape in self.shapes.items()
         )
 
-    def largest(self, replies: list[Arrays]) -> Arrays:
-        """Integer arrays (BatchNorm counts its batches): the largest of the clients', in their own type."""
-        return {name: np.maximum.reduce([arrays[name] for arrays in replies]) for name in self.counters}
+    def middle(self, replies: list[Arrays]) -> Arrays:
+        """Integer arrays (BatchNorm counts its batches): the lower median of the clients', number by number, in their
+        own type. One client sets the largest for all, and a mean is no whole number."""
+        ordered = {name: np.sort([arrays[name] for arrays in replies], axis=0) for name in self.counters}
+        return {name: np.asarray(values[(len(replies) - 1) // 2]) for name, values in ordered.items()}
 
     def model(self, arrays: Arrays) -> Model:
         """What the server loop is shown of these arrays: all but the counters."""

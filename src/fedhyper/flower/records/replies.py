@@ -16,10 +16,11 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedhyper.flower.records.layout import Arrays, Layout, OpenArray, finite, pack, views
 from fedhyper.flower.records.sums import MOST, products, sq_distances
-from fedhyper.flower.wire import ROUND, SERVER_ROUND, without_ours
+from fedhyper.flower.wire import PREFIX, ROUND, SERVER_ROUND, without_ours
 
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
 _ECHOES = (ROUND, SERVER_ROUND)
+_ENDLESS, _TOO_LONG = "non-finite numbers in array", "an update too long to be measured"
 
 Metric = int | float | list[int] | list[float]
 Signature = tuple[tuple[str, int], ...]
@@ -53,19 +54,27 @@ class Refusal(NamedTuple):
     node: int
     reason: str
 
+    @property
+    def diverged(self) -> bool:
+        """Whether it is for what a rate that is too high makes of an honest client's numbers."""
+        return self.reason.startswith((_ENDLESS, _TOO_LONG))
+
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reply to this round's messages must look like. ``layout`` None: masked arrays, which nobody may check.
+    """What a reply to this round's messages must look like.
 
-    free  replies go to an app's own code, not to Flower's: other records may be in them, and the weight is its business
+    free    replies go to an app's own code, not to Flower's: other records may be in them, the weight is its business
+    masked  nobody may look at the arrays; that hides their numbers, and their shapes only where the app's own code puts
+            them together
     """
 
     server_round: int
-    layout: Layout | None
+    layout: Layout
     asked: Collection[int]
     weight_key: str
     free: bool = False
+    masked: bool = False
     rungs: Mapping[int, int] = field(default_factory=dict)  # node → the rung of the rate it tries out; empty: none does
     climbs: bool = False  # clients that can were asked to try several
     tried: tuple[tuple[int, float], ...] = ()  # (rung, gain) of earlier rounds, at the weights that wait meanwhile
@@ -85,10 +94,11 @@ def sift(
     ``directions``: whether somebody will ask which way each moved beside the others; a few of them are told at once.
     """
     kept, refused = _readable(replies, expected, arrays=True)
-    if expected.layout is not None:
+    if not expected.masked:
         kept, endless = _measured(kept, before, expected.layout, directions=directions and len(kept) <= MOST)
         refused += endless
-    agreeing, odd = _agreeing(kept)
+    # what is masked goes to Flower as it came, with our metrics in it
+    agreeing, odd = _agreeing(kept, ours=expected.masked and not expected.free)
     return agreeing, refused + odd
 
 
@@ -130,16 +140,17 @@ def _measured(
             kept.append(reply._replace(sq_norm=sq_norm, sq_drift=sq_drift, beside=beside))
             continue
         bad = next((name for name, array in reply.arrays.items() if not finite(array)), None)
-        endless = "an update too long to be measured" if bad is None else f"non-finite numbers in array {bad!r}"
+        endless = _TOO_LONG if bad is None else f"{_ENDLESS} {bad!r}"
         refused.append(Refusal(reply.node, endless))
     return kept, refused
 
 
-def _agreeing(replies: Sequence[NodeReply]) -> tuple[list[NodeReply], list[Refusal]]:
-    signature = _majority([_signature(reply) for reply in replies])
-    odd = [reply.node for reply in replies if _signature(reply) != signature]
-    refused = [Refusal(node, "its metrics are not those the other clients send") for node in odd]
-    return [reply for reply in replies if _signature(reply) == signature], refused
+def _agreeing(replies: Sequence[NodeReply], *, ours: bool = False) -> tuple[list[NodeReply], list[Refusal]]:
+    signatures = [_signature(reply, ours=ours) for reply in replies]
+    signature = _majority(signatures)
+    agrees = [(reply, one == signature) for reply, one in zip(replies, signatures, strict=True)]
+    why = "its metrics are not those the other clients send"
+    return [reply for reply, yes in agrees if yes], [Refusal(reply.node, why) for reply, yes in agrees if not yes]
 
 
 def _read(message: Message, expected: Expected, *, arrays: bool) -> NodeReply:
@@ -154,9 +165,14 @@ def _read(message: Message, expected: Expected, *, arrays: bool) -> NodeReply:
     for key in _ECHOES:
         if metrics.get(key, expected.server_round) != expected.server_round:
             raise ValueError(f"it answers round {metrics[key]}, this is round {expected.server_round}")
-    if expected.layout is None or not arrays:
+    if not arrays or (expected.masked and expected.free):
         return NodeReply(message, node, weight, "", {}, metrics)
     key, record = _model(message.content, expected.layout, free=expected.free)
+    if expected.masked:
+        if odd := [name for name in message.content if name.startswith(PREFIX)]:
+            raise ValueError(f"a record {odd[0]!r:.80} beside the model")
+        expected.layout.check(views(record))
+        return NodeReply(message, node, weight, "", {}, metrics)
     return NodeReply(message, node, weight, key, expected.layout.fit(views(record)), metrics)
 
 
@@ -192,9 +208,9 @@ def _weight(metrics: dict[str, Metric], key: str, *, free: bool) -> float:
     return weight
 
 
-def _signature(reply: NodeReply) -> Signature:
+def _signature(reply: NodeReply, *, ours: bool) -> Signature:
     """Names of the metrics an inner strategy averages, their lengths (-1: a number), and the other records' (-2)."""
-    shown, content = without_ours(reply.metrics), reply.message.content
+    shown, content = reply.metrics if ours else without_ours(reply.metrics), reply.message.content
     others = [*without_ours(content.array_records), *without_ours(content.metric_records)]
     named = [(key, -2) for key in others if len(others) > 2]
     return tuple(sorted([*named, *((key, len(v) if isinstance(v, list) else -1) for key, v in shown.items())]))
