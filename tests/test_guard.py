@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedhyper import FedExP, FedHyperCL, FedHyperG, FedHyperSL, LRState
-from fedhyper.guard import all_finite, bounded, check_positive, clamp, fair_weights, not_against, reject_reason
+from fedhyper.guard import all_finite, bounded, clamp, fair_weights, not_against, reject_reason
 
 NAN, INF = math.nan, math.inf
 EVERY_FLOAT = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -45,14 +45,6 @@ def test_clamp_is_in_bounds_or_keeps(value: float, a: float, b: float) -> None:
     result = clamp(value, low, high, keep=low)
     assert low <= result <= high
     assert result == float(clamp(np.array([value]), low, high, keep=low)[0])
-
-
-def test_check_positive() -> None:
-    check_positive("x", 1)
-    check_positive("x", 5e-324)
-    for value in (0, -1.0, NAN, INF, True, "1", None):
-        with pytest.raises(ValueError, match=r"^x must be a finite number above 0, got "):
-            check_positive("x", value)
 
 
 # Rates stay in their bounds, whatever is shown -----------------------------------------------------------------------

@@ -30,12 +30,6 @@ def clamp(value: Array, low: float, high: float, keep: Array) -> Array:
     return where(isfinite(value), elementwise("clip", value, low, high), keep)
 
 
-def check_positive(name: str, value: object) -> None:
-    """Refuse a setting that is not a finite number above 0."""
-    if not (is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
-
-
 def all_finite(array: Array) -> bool:
     """Whether every number of ``array``, of each of its pieces, is finite. A sum of squares would also refuse 1e200."""
     if in_pieces(array):

@@ -99,9 +99,13 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
         """One round of the server loop; NVFlare's mean, ``aggr_result``, gives the metrics alone."""
         sent, state = model.params, self.server.state
-        came = [self.aggregator.models[name] for name in self._asked if name in self.aggregator.models]
-        updates, statistics, counters = [], [], [self._counters]
-        for reply in came:
+        replies = [self.aggregator.models.get(name) for name in self._asked]  # None: it did not answer
+        updates, statistics, counters = list[Arrays | None](), list[Arrays | None](), list[Arrays]()
+        for reply in replies:
+            if reply is None:
+                updates.append(None)
+                statistics.append(None)
+                continue
             arrays = read(reply, sent)
             after = split(sent if arrays is None else arrays)
             # what cannot be believed is counted as one that is not finite is
@@ -111,15 +115,17 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
             counters.append(after[2])
         decision = self.server.step(
             updates,
-            loss=metric(came, LOSS),
-            train_loss=metric(came, TRAIN_LOSS) if len(came) == len(self._asked) else None,
-            examples=[weight(reply) for reply in came],
+            loss=[metric(reply, LOSS) for reply in replies],
+            train_loss=[metric(reply, TRAIN_LOSS) for reply in replies],
+            examples=[None if reply is None else weight(reply) for reply in replies],
             statistics=statistics if state.now.statistics else None,
         )
         if decision.action == "step":
-            self._counters = {name: np.maximum.reduce([c[name] for c in counters]) for name in self._counters}
+            # the lower median: the largest would be whatever one client says
+            middle, stacks = (len(counters) - 1) // 2, {n: np.stack([c[n] for c in counters]) for n in self._counters}
+            self._counters = {name: np.sort(stack, axis=0)[middle] for name, stack in stacks.items()}
         rates = f"global_lr {decision.global_lr:.4g}, local_lr {decision.local_lr:.4g}"
-        self.info(f"fedhyper: round {self.server.round}, {len(came)} replies, {decision.action}, {rates}")
+        self.info(f"fedhyper: round {self.server.round}, {len(counters)} replies, {decision.action}, {rates}")
         if self.checkpoint:
             self._save(Path(self.checkpoint))
         model.params, model.metrics = self._params(self.server.state.now), aggr_result.metrics

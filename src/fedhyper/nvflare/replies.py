@@ -24,7 +24,7 @@ LOCAL_LRS = "local_lrs"  # the same, name of the client → rate, while rates ar
 LOSS, TRAIN_LOSS = "loss", "train_loss"  # in the metrics of a reply
 
 Arrays = dict[str, NDArray[Any]]
-_BUFFERS = ("running_mean", "running_var")
+_BUFFERS = ("running_mean", "running_var", "moving_mean", "moving_variance")  # torch's BatchNorm, and Keras'
 
 
 class Replies(ModelAggregator):  # type: ignore[misc]  # NVFlare has no types
@@ -65,9 +65,11 @@ def split(params: dict[str, Any]) -> tuple[Arrays, Arrays, Arrays]:
 
 
 def read(reply: FLModel, sent: Arrays) -> Arrays | None:
-    """The model after a client trained it; None where it has other arrays than the one that was ``sent``."""
+    """The model after a client trained it; None where it has other arrays than the one that was ``sent``: other names,
+    shapes or kinds, for a counter that came as a float would be trained."""
     arrays = {name: np.asarray(array) for name, array in reply.params.items()}
-    if {name: array.shape for name, array in arrays.items()} != {name: array.shape for name, array in sent.items()}:
+    theirs, ours = ({name: (a.shape, a.dtype.kind) for name, a in some.items()} for some in (arrays, sent))
+    if theirs != ours:
         return None
     return {n: np.asarray(sent[n] + a) for n, a in arrays.items()} if reply.params_type == ParamsType.DIFF else arrays
 
@@ -78,8 +80,7 @@ def weight(reply: FLModel) -> float:
     return float(told) if is_number(told) and 0 < told < math.inf else 1.0
 
 
-def metric(replies: list[FLModel], key: str) -> list[float] | None:
-    """The number ``key`` of every reply; None unless all have it."""
-    values = [(reply.metrics or {}).get(key) for reply in replies]
-    known = [float(value) for value in values if is_number(value)]
-    return known if len(known) == len(replies) else None
+def metric(reply: FLModel | None, key: str) -> float | None:
+    """The number ``key`` of a reply; None where there is none."""
+    value: object = None if reply is None else (reply.metrics or {}).get(key)
+    return float(value) if is_number(value) else None
