@@ -20,6 +20,7 @@ from fedhyper.lab.cli import main
 from fedhyper.lab.commands import run as run_command
 from fedhyper.lab.config.model import load_config, make_config
 from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
+from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.live import LiveTable, round_table
 from fedhyper.lab.running.run import run_experiment
 from fedhyper.lab.running.words import duration, number, percent, sparkline
@@ -475,11 +476,9 @@ def test_demo(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert "Next" in out
 
 
-@pytest.mark.parametrize("out", [["--out", "d"], []])
-def test_a_demo_that_was_interrupted_goes_on(
-    capsys: pytest.CaptureFixture[str], toml: str, monkeypatch: pytest.MonkeyPatch, out: list[str]
-) -> None:
-    place, step = Path(out[1] if out else "runs/demo"), demo.Run.step
+@pytest.mark.parametrize("out", [Path("d"), None])
+def test_a_demo_that_was_interrupted_goes_on(toml: str, monkeypatch: pytest.MonkeyPatch, out: Path | None) -> None:
+    place, step = out or Path("runs/demo"), demo.Run.step
 
     def interrupted(run: Any, signals: Any) -> Any:
         record = step(run, signals)
@@ -489,15 +488,15 @@ def test_a_demo_that_was_interrupted_goes_on(
 
     monkeypatch.setitem(demo.SETTINGS, "rounds", 3)
     monkeypatch.setattr(demo.Run, "step", interrupted)
-    assert call("demo", *out, "--no-report", "--quiet") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    with pytest.raises(Interrupted, match="the same command goes on"):  # main would end this process, too
+        demo.run_demo(out, quiet=True, report=False)
     monkeypatch.setattr(demo.Run, "step", step)
-    assert call("demo", *out, "--no-report") == 0
+    assert demo.run_demo(out, report=False) == place
     for name in ("fedavg", "fedhyper", "fedavg-tuned"):
         summary = json.loads((place / name / "summary.json").read_text())
         assert (summary["status"], summary["rounds"]) == ("finished", 3)
-    assert call("demo", *out, "--no-report", "--quiet") == 0
-    assert Path("runs/demo-2").exists() == (not out)  # without --out a finished one stays, and the next has a new name
+    # without --out a finished one stays, and the next has a new name
+    assert demo.run_demo(out, quiet=True, report=False) == (out or Path("runs/demo-2"))
 
 
 def test_a_demo_does_not_write_among_other_files(capsys: pytest.CaptureFixture[str], toml: str) -> None:
