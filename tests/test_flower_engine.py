@@ -41,6 +41,20 @@ def test_every_method_has_the_bits_of_the_slow_twin(method: str) -> None:
     assert simulate(config, shuffle=5) == simulate(config)
 
 
+def test_a_client_that_is_asked_several_things_at_once_answers_each() -> None:
+    """As the judges of a start are, by each of their batches."""
+    sim = make_simulation(settings(), workers=1)
+    try:
+        sent, tasks = sim._sent(sim._state), sim.cohorts.judges(0, 50)
+        assert len(tasks) > 6
+        there = FlowerEngine(LocalGrid(make_client_app(dump(settings())), 6, shuffle=5), sim.engine, 6)
+        losses = [[reply.first_loss for reply in engine.train(tasks, sent)] for engine in (there, sim.engine)]
+    finally:
+        sim.close()
+    assert losses[0] == losses[1]
+    assert len(set(losses[1])) > 6
+
+
 def test_clients_step_with_the_optimizer_of_the_config() -> None:
     config = settings(local_optimizer="adamw", weight_decay=0.1, clip_norm=0.5, local_lr=0.003, method="fedavg")
     there = simulate(config, shuffle=5)

@@ -98,15 +98,18 @@ class FlowerEngine:
             )
 
     def train(self, tasks: Sequence[ClientTask], sent: Sent) -> Iterator[Reply]:
-        """One message a client; a client that fails counts as one whose update is not finite."""
+        """One message a task, of which a client may have several (it judges by each of its batches); one that fails
+        counts as an update that is not finite."""
         common = {name: tensor for name, tensor in sent._asdict().items() if isinstance(tensor, Tensor)}
         weights = ArrayRecord({name: pack(tensor.numpy()) for name, tensor in common.items()})
         messages = [
-            Message(_to_content(task, weights, sent), self.nodes[task.client], MessageType.TRAIN) for task in tasks
+            Message(_to_content(task, weights, sent), self.nodes[task.client], MessageType.TRAIN, group_id=str(i))
+            for i, task in enumerate(tasks)
         ]
-        answers = {reply.metadata.src_node_id: reply for reply in self.grid.send_and_receive(messages)}
-        for task in tasks:
-            reply = _read(task, answers.get(self.nodes[task.client]))
+        came = [(reply.metadata, reply) for reply in self.grid.send_and_receive(messages)]
+        answers = {(about.src_node_id, about.group_id): reply for about, reply in came}
+        for i, task in enumerate(tasks):
+            reply = _read(task, answers.get((self.nodes[task.client], str(i))))
             yield reply if reply is not None and reply.delta.shape == sent.weights.shape else _failed(task, sent)
 
     def evaluate(self, sent: Sent) -> tuple[float, float]:
