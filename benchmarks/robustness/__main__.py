@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.robustness import cost, page
+from benchmarks.robustness import cost, known_sst2, page
 from benchmarks.robustness.axes import AXES, SMOKE
 from benchmarks.robustness.judging import wanted
 from benchmarks.robustness.oracle import grid
@@ -45,11 +45,16 @@ def groups(axes: dict[str, Axis], families: Sequence[str]) -> Iterator[tuple[str
             yield from ((name, some) for some in together.values())
 
 
-def without_data(axes: dict[str, Axis], families: Sequence[str]) -> list[str]:
-    """The datasets that are not there."""
+def without_data(axes: dict[str, Axis], families: Sequence[str]) -> dict[str, str]:
+    """The tasks that cannot be run here, each with what to say about it."""
     rows = [row for axis in axes.values() for row in axis.rows if row.family in families]
-    tasks = sorted({row.values["task"] for row in rows} - {"digits"})
-    return [one.name for one in dataset_status(tasks, check=False) if one.state == "missing"] if tasks else []
+    tasks = {row.values["task"] for row in rows} - {"digits"}
+    status = dataset_status(sorted(tasks - {"sst2"}), check=False)
+    absent = {
+        one.name: f"no data: {one.name}; fedhyper data fetch {one.name}" for one in status if one.state == "missing"
+    }
+    lacking = known_sst2.missing() if "sst2" in tasks else None
+    return absent | ({"sst2": lacking} if lacking else {})
 
 
 def complete(settings: Sequence[Setting], store: Store, out: Path, jobs: int | None, quiet: bool) -> None:
@@ -97,7 +102,7 @@ def main() -> None:
 
 def _main(args: argparse.Namespace) -> None:
     # by its name, and in every process that runs cells
-    import_modules(["benchmarks.robustness.known_liars"], ROOT)
+    import_modules(["benchmarks.robustness.known_liars", "benchmarks.robustness.known_sst2"], ROOT)
     for name in args.axes:
         if name not in AXES:
             raise UserError(f"there is no axis '{name}'; choose of {', '.join(AXES)}")
@@ -111,8 +116,8 @@ def _main(args: argparse.Namespace) -> None:
         if not all(row.known for row in axis.rows):
             print(f"{name}: rows are left out whose keys (local_optimizer) configs of this version do not have")
     absent = without_data(axes, families)
-    if absent:
-        print(f"no data: {', '.join(absent)}; fedhyper data fetch {' '.join(absent)}")
+    for said in absent.values():
+        print(said)
     todo = [(name, rows) for name, rows in groups(axes, families) if rows[0].values["task"] not in absent]
     if args.list:
         print(cost.plan(todo, store))

@@ -20,8 +20,9 @@ _MILLISECONDS = {
     ("cifar10", "cnn"): 0.45,
     ("shakespeare", "lstm"): 0.26,
     ("shakespeare", "transformer"): 1.33,
+    ("sst2", "minilm-lora"): 15.0,
 }
-_EXAMPLES = {"digits": (1_437, 360), "cifar10": (50_000, 10_000), "shakespeare": (39_783, 4_767)}
+_EXAMPLES = {"digits": (1_437, 360), "cifar10": (50_000, 10_000), "shakespeare": (39_783, 4_767), "sst2": (6_920, 872)}
 _CELL = 0.6  # seconds to set a run up and to write its files
 
 

@@ -44,7 +44,7 @@ def _markdown(axes: dict[str, Axis], found: Found, store: Store) -> str:
     parts = [words.HEAD, "## In short", tables.summary(axes, found)]
     parts += ["![difference to the oracle, a dot a setting](../img/robustness.svg)", _missed(axes, found)]
     for name, axis in axes.items():
-        parts += [f"## {axis.title}", f"Target: {axis.target}.", axis.note, *tables.of_axis(name, axis, found[name])]
+        parts += [f"## {axis.title}", f"Target: {axis.target}.", axis.note, *tables.of_axis(name, found[name])]
     parts += ["## How the oracle is found", words.SEARCH, _grid(axes, store), "## Cost", _cost(found)]
     parts += ["## Missing", _missing(axes, found), words.FIRST_FORM]
     return "\n\n".join(part for part in parts if part) + "\n"

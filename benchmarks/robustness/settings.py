@@ -28,6 +28,12 @@ SPEECH: Flat = {
     "task": "shakespeare", "model": "lstm", "rounds": 100, "clients_per_round": 10, "batch_size": 32, "eval_every": 5,
     "local_steps": 5, "partition.kind": "natural",
 }  # fmt: skip
+# examples/finetune/sst2.toml: a pretrained MiniLM with LoRA
+SST2: Flat = {
+    "task": "sst2", "model": "minilm-lora", "local_optimizer": "adamw", "rounds": 10, "clients": 40,
+    "clients_per_round": 4, "local_steps": 16, "batch_size": 8, "eval_every": 2, "partition.kind": "dirichlet",
+    "partition.concentration": 5.0, "partition.min_size": 8, "model_options.rank": 8, "model_options.top": 3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,4 +91,3 @@ class Axis:
     worst: float | None = None  # points that any single run may end under the oracle's mean
     late: int | None = None  # rounds that fedhyper may be later at 95 % of the oracle's end
     note: str = ""  # what a reader of the table should know
-    later: tuple[str, ...] = ()  # rows that belong here and that nothing runs yet

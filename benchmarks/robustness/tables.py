@@ -18,11 +18,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *filled))
 
 
-def of_axis(name: str, axis: Axis, rows: Rows) -> list[str]:
+def of_axis(name: str, rows: Rows) -> list[str]:
     """The tables of an axis: against the oracle, and what is held against fedhyper itself."""
     plain = [(setting, row) for setting, row in rows if not setting.options]
     changed = [(setting, row) for setting, row in rows if setting.options]
-    tables = [_against_oracle(plain, axis)] if plain or axis.later else []
+    tables = [_against_oracle(plain)] if plain else []
     if changed:
         tables.append(_constants(changed) if name == "constants" else _against_itself(changed))
     return tables
@@ -33,14 +33,14 @@ def summary(axes: dict[str, Axis], found: dict[str, Rows]) -> str:
     lines = []
     for name, axis in axes.items():
         rows = [row for _, row in found[name] if row]
-        met, apart, planned = sum(not row.misses for row in rows), [row.difference for row in rows], len(axis.rows)
+        met, apart = sum(not row.misses for row in rows), [row.difference for row in rows]
         shown = [f"{fmean(apart):+.1f}", f"{min(apart):+.1f}"] if apart else ["–", "–"]
-        counts = [met, len(rows) - met, planned + len(axis.later) - len(rows)]
+        counts = [met, len(rows) - met, len(axis.rows) - len(rows)]
         lines.append([axis.title, axis.target, *map(str, counts), *shown])
     return table(["axis", "target", "met", "missed", "not run", "mean difference", "worst"], lines)
 
 
-def _against_oracle(rows: Rows, axis: Axis) -> str:
+def _against_oracle(rows: Rows) -> str:
     head = ["setting", "oracle", "its seeds", "fedhyper's seeds", "difference", "rounds to 95 %: fedhyper, oracle"]
     lines = []
     for setting, row in rows:
@@ -51,7 +51,7 @@ def _against_oracle(rows: Rows, axis: Axis) -> str:
         oracle = f"{fmean(row.theirs):.1f}: {row.rival}"
         apart = f"{row.difference:+.1f}"
         lines.append([setting.name, oracle, _seeds(row.theirs), _seeds(row.ours), apart, rounds, _verdict(row)])
-    return table([*head, "target"], [*lines, *([later, "not run"] for later in axis.later)])
+    return table([*head, "target"], lines)
 
 
 def _against_itself(rows: Rows) -> str:
