@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -66,10 +67,16 @@ def test_the_diff_changes_two_lines() -> None:
 
 @pytest.mark.parametrize("rate", [0.001, 1.0])  # much too low, much too high
 def test_two_lines_beat_none_from_a_bad_rate(rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over five orders of nodes: which of them start at the edge of what diverges depends on a processor's last bits."""
     plain = accuracy(patched(tmp_path), monkeypatch, **{"learning-rate": rate})
-    ours = accuracy(patched(tmp_path, "two-lines.diff"), monkeypatch, **{"learning-rate": rate})
     assert plain < 0.3
-    assert ours > 0.9
+    app = patched(tmp_path, "two-lines.diff")
+    ours = []
+    for order in range(5):
+        monkeypatch.setattr(f"{__name__}.LocalGrid", partial(LocalGrid, shuffle=order))
+        ours.append(accuracy(app, monkeypatch, **{"learning-rate": rate}))
+    assert min(ours) > 0.7
+    assert median(ours) > 0.9
 
 
 @pytest.mark.parametrize("order", range(5))
