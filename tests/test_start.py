@@ -177,8 +177,13 @@ def test_the_vote_stands_unless_another_is_surely_better() -> None:
 def test_it_goes_on_in_stretches_that_double_while_none_gains() -> None:
     late = {-1: [0.5] * 20 + [-1.0], -2: [0.4]}
     assert compete(late, -1) == (-1, 48)  # 3, 6, 12, 24 rounds of each
-    never = {-1: [0.5], -2: [0.4], -3: [0.1]}
-    assert compete(never, -1) == (-2, 48)  # and does not go down to where nothing happens
+    unsure = {-1: [0.5], -2: [0.4], -3: [0.1]}
+    assert compete(unsure, -1, noise=5.0) == (-2, 48)  # and does not go down to where nothing happens
+
+
+def test_no_run_begins_at_a_rate_that_surely_does_harm() -> None:
+    assert compete({-1: [0.5], -2: [0.4], -3: [0.1], -4: [0.0], -5: [-0.1]}, -1) == (-4, 4 * 24)
+    assert compete({-1: [0.5], -2: [0.4], -3: [-0.1], -4: [0.2]}, -1)[0] == -3
 
 
 def test_only_the_last_rounds_are_judged() -> None:

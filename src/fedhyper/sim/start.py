@@ -204,10 +204,12 @@ def race(
     classes the first rounds tell nothing, or look harmful at every useful rate. The neighbours of the best join, though
     none above what was voted for, and ``voted`` stands unless another is better by more than a standard error. After
     ``whole`` rounds the run is over: there any sure gain tells, and higher ones join, too, for nothing comes later.
+    Where even the best surely does harm, ever lower ones join until one does not: no run begins at a rate of which its
+    own panel says, after the longest look, that the first weights are better.
     (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote
-    in a run that goes on; going down while none gains, which ends at a rate that does nothing; a race that ends with
-    the first sure gain, however small, in a run that goes on, which with two classes a client was a rung too low; the
-    newest weights instead of the mean that is kept, which with one client a round are those of the client that came
+    in a run that goes on; going down while none surely gains, which ends at a rate that does nothing; a race that ends
+    with the first sure gain, however small, in a run that goes on, which with two classes a client was a rung too low;
+    the newest weights instead of the mean that is kept, which with one client a round are those of the client that came
     last.)
     """
     runs, judged = {rung: enter(rung) for rung in rungs}, 0
@@ -223,6 +225,8 @@ def race(
         elif judged < len(lengths) - 1 and not _told(lost.values() if over else [of_best], 0.0 if over else enough):
             judged += 1
             continue
+        elif _surely_below([-loss for loss in of_best]):
+            nearby = {min(runs) - 1}
         else:
             nearby = {best - 1, min(best + 1, HIGHEST if over else highest)} if scores[best] < 0 else set()
         joining = {rung for rung in nearby if rung >= LOWEST} - set(runs)
