@@ -38,7 +38,7 @@ def groups(axes: dict[str, Axis], families: Sequence[str]) -> Iterator[tuple[str
     """What is run together: the digits of an axis, then all else setting by setting, so that whole rows come early."""
     for family in families:
         for name, axis in axes.items():
-            rows = [row for row in axis.rows if row.family == family and row.known]
+            rows = [row for row in axis.rows if row.family == family]
             together = dict[str, list[Setting]]()
             for row in rows:
                 together.setdefault("" if family == "digits" else row.key, []).append(row)
@@ -112,9 +112,6 @@ def _main(args: argparse.Namespace) -> None:
         args.store, args.jobs = args.out / "oracle.json", 1  # to start a second process takes longer than the runs
     families = [args.tasks] if args.tasks else ["digits", "images"]
     store = Store(args.store)
-    for name, axis in axes.items():
-        if not all(row.known for row in axis.rows):
-            print(f"{name}: rows are left out whose keys (local_optimizer) configs of this version do not have")
     absent = without_data(axes, families)
     for said in absent.values():
         print(said)

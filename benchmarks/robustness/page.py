@@ -94,16 +94,13 @@ def _cost(found: Found) -> str:
 
 def _missing(axes: dict[str, Axis], found: Found) -> str:
     rows = [(name, setting) for name in axes for setting, row in found[name] if row is None]
-    lines = [f"- {axes[name].title}: {setting.name}" for name, setting in rows if setting.known]
+    lines = [f"- {axes[name].title}: {setting.name}" for name, setting in rows]
     parts = (
         ["Nothing."]
         if not rows
         else [f"{len(rows)} rows. `make bench-robustness` goes on with them.", "\n".join(lines)]
     )
-    unknown = [setting.name for _, setting in rows if not setting.known]
-    if unknown:
-        parts.append(f"Not possible in this version, whose configs have no `local_optimizer`: {', '.join(unknown)}.")
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(parts)
 
 
 def _dots(axes: dict[str, Axis], found: Found) -> list[dict[str, object]]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhyper.lab.config.model import Config
-
 Flat = dict[str, Any]
 
 # Seeds that nothing was chosen on: the rule was made on 0 to 7, its first figures were 10 to 12.
@@ -69,11 +67,6 @@ class Setting:
     def key(self) -> str:
         """What it sets, as text: equal for equal settings, and safe against new keys whose default changes nothing."""
         return " ".join(f"{name}={value}" for name, value in sorted(self.values.items()))
-
-    @property
-    def known(self) -> bool:
-        """Whether this version's configs have all of its keys."""
-        return {name.partition(".")[0] for name in self.values} <= Config.model_fields.keys()
 
     @property
     def family(self) -> str:
