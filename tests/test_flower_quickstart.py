@@ -67,7 +67,7 @@ def test_the_diff_changes_two_lines() -> None:
 
 @pytest.mark.parametrize("rate", [0.001, 1.0])  # much too low, much too high
 def test_two_lines_beat_none_from_a_bad_rate(rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over five orders of nodes: which of them start at the edge of what diverges depends on a processor's last bits."""
+    """Over five orders of nodes: which of them begin at a rate that bounces depends on a processor's last bits."""
     plain = accuracy(patched(tmp_path), monkeypatch, **{"learning-rate": rate})
     assert plain < 0.3
     app = patched(tmp_path, "two-lines.diff")
