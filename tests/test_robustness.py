@@ -95,6 +95,18 @@ def test_every_row_is_a_config_and_no_two_settings_share_a_directory(monkeypatch
             assert folders.setdefault(folder, row.key) == row.key
 
 
+def test_a_row_says_what_it_lacks_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDHYPER_DATA", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert known_sst2.missing() == "sst2 needs MiniLM: pip install -r examples/finetune/requirements.txt"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert known_sst2.missing() == f"no data: sst2; put its files into {tmp_path / 'sst2'}"
+    (tmp_path / "sst2").mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "sst2" / name).write_text("good\t1\n")
+    assert known_sst2.missing() is None
+
+
 def test_the_constants_are_all_of_autos_settings() -> None:
     changed = {name for options in CHANGES.values() for name in options}
     assert changed == settings_of(Auto).keys() - {"local_lr", "global_lr"}

@@ -112,7 +112,7 @@ def _main(args: argparse.Namespace) -> None:
         args.store, args.jobs = args.out / "oracle.json", 1  # to start a second process takes longer than the runs
     families = [args.tasks] if args.tasks else ["digits", "images"]
     store = Store(args.store)
-    absent = without_data(axes, families)
+    absent = {} if args.tables else without_data(axes, families)
     for said in absent.values():
         print(said)
     todo = [(name, rows) for name, rows in groups(axes, families) if rows[0].values["task"] not in absent]
