@@ -273,3 +273,4 @@ def test_the_plan_says_what_it_costs() -> None:
     plan = command("skew", "liars", "--tasks", "digits", "--list").splitlines()
     assert plan[-1].startswith("together about ")
     assert any(line.startswith("skew ") and "5 rows" in line for line in plan)
+    assert all(line.endswith("next: nothing") for line in plan[:-1])  # every row that is published is run

@@ -51,6 +51,8 @@ _CLIENTS: dict[str, tuple[Flat, float]] = {
 _LENGTHS = tuple((rounds, epochs) for rounds in (3, 12, 50, 300) for epochs in (1, 5, 10))
 # Of Fashion-MNIST those that two cores can do in half an hour
 _FEW = ((3, 10), (12, 5), (12, 10), (50, 1), (300, 1))
+# A row that missed its target against the oracle on two or three seeds was then run on six: is it noise?
+_DOUBTED, _DOUBTED_IMAGES = ((3, 1),), ((3, 10), (50, 1))
 
 
 def _length(rounds: int, epochs: int) -> tuple[str, Flat]:
@@ -60,11 +62,18 @@ def _length(rounds: int, epochs: int) -> tuple[str, Flat]:
 
 
 _LONG = [
-    _but(_digits(_length(*pair)[0], **_length(*pair)[1]), search=1 if pair[0] * pair[1] >= 500 else 3)
+    _but(
+        _digits(_length(*pair)[0], **_length(*pair)[1]),
+        search=1 if pair[0] * pair[1] >= 500 else 3, seeds=SIX if pair in _DOUBTED else SEEDS,
+    )
     for pair in _LENGTHS
-]
+]  # fmt: skip
 _LONG_IMAGES = [
-    _fmnist(_length(*pair)[0], **_length(*pair)[1], eval_every={3: 1, 12: 1, 50: 2, 300: 6}[pair[0]]) for pair in _FEW
+    _but(
+        _fmnist(_length(*pair)[0], **_length(*pair)[1], eval_every={3: 1, 12: 1, 50: 2, 300: 6}[pair[0]]),
+        seeds=SIX if pair in _DOUBTED_IMAGES else SEEDS[:2],
+    )
+    for pair in _FEW
 ]
 
 _BASE = _digits("MLP, Dirichlet 0.5")
@@ -141,7 +150,7 @@ AXES: dict[str, Axis] = {
             _digits("MLP, Dirichlet 0.3, 300 rounds", rounds=300, partition__concentration=0.3),
             _but(
                 _fmnist("", task="mnist", rounds=40, **_SHARDS),
-                name="MNIST CNN (15,000 images), two shards a client, 40 rounds", seeds=SEEDS,
+                name="MNIST CNN (15,000 images), two shards a client, 40 rounds", seeds=SIX,
             ),
             _but(
                 _fmnist("MLP, 5 epochs, Dirichlet 0.3, 20 rounds", model="mlp", rounds=20, local_epochs=5, eval_every=1,
@@ -162,7 +171,7 @@ AXES: dict[str, Axis] = {
             _but(_task("Shakespeare, LSTM of 64", SPEECH, **_SMALL), middle=1.0),
             _task("CIFAR-10, CNN, 60 rounds", FMNIST, task="cifar10", subset=0, rounds=60, batch_size=32, eval_every=5),
             _task("Shakespeare, transformer of 2 × 64, 50 rounds", SPEECH, model="transformer", rounds=50),
-            _but(_task("SST-2, LoRA on a pretrained MiniLM, AdamW, 10 rounds", SST2), middle=0.003),
+            _but(_task("SST-2, LoRA on a pretrained MiniLM, AdamW, 10 rounds", SST2), middle=0.003, seeds=SIX),
         ),
     ),
     "cohort": Axis(
@@ -212,7 +221,9 @@ AXES: dict[str, Axis] = {
         note="Runs of 12 rounds or fewer are raced to their end "
         "([what was tried](start.md#short-runs-the-global-rate-too)).\nFashion-MNIST, 50 rounds, is late by its first "
         "seed: FedAvgM is at 95 % after 16 and 26 rounds, fedhyper after 24 and 26. Tried there:\nrecency 7 (24, 26), "
-        "momentum 0.9 (24, 26), gain 4 (22, 26), a ladder of fourth roots of 10 (18, 26; twice as many rates to try).",
+        "momentum 0.9 (24, 26), gain 4 (22, 26), a ladder of fourth roots of 10 (18, 26; twice as many rates to try).\n"
+        "Fashion-MNIST, 3 rounds × 10 epochs, has two seeds, which differ by more than what is missed. Seeds 0 to 3: "
+        "fedhyper 69.0, 75.3, 72.7,\n73.6; FedAvg at the oracle's rate and decay 69.5, 75.0, 70.9, 71.6.",
     ),
 }  # fmt: skip
 SMOKE: dict[str, Axis] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.robustness.judging import most
+from benchmarks.robustness.judging import most, wanted
 from benchmarks.robustness.settings import Setting
 from benchmarks.robustness.store import Store
 
@@ -39,15 +39,20 @@ def seconds(setting: Setting) -> float:
 
 
 def plan(todo: Sequence[tuple[str, Sequence[Setting]]], store: Store) -> str:
-    """What is run in which order, with runs and minutes of one core; a setting that stands twice is counted once."""
+    """What is run in which order: runs and minutes of one core from nothing, and how many runs come next.
+
+    A setting that stands twice is counted once.
+    """
     lines, total, seen = [], 0.0, set[tuple[str, str]]()
     for name, rows in todo:
         new = [row for row in rows if (row.key, str(row.options)) not in seen]
         seen |= {(row.key, str(row.options)) for row in rows}
         runs = sum(most(row) for row in new)
-        there = sum(len(store.cells.get(key, {})) for key in {row.key for row in new if not row.options})
+        nexts = len({(one.setting.key, one.word) for row in new for one in wanted(row, store)})
         spent = sum(most(row) * seconds(row) for row in new)
         total += spent
         what = rows[0].name if len(rows) == 1 else f"{len(rows)} rows: {rows[0].name}, …"
-        lines.append(f"{name:10} {what:66} about {runs:4} runs, {there:4} known, {spent / 60:6.1f} min of one core")
-    return "\n".join([*lines, f"together about {total / 3600:.1f} hours of one core"])
+        lines.append(
+            f"{name:10} {what:66} about {runs:4} runs, {spent / 60:6.1f} min of one core; next: {nexts or 'nothing'}"
+        )
+    return "\n".join([*lines, f"together about {total / 3600:.1f} hours of one core, from nothing"])
