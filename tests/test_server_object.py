@@ -210,3 +210,26 @@ def test_an_update_too_long_to_be_measured_does_not_free_others() -> None:
         return server.weights
 
     assert torch.equal(end(1e200), end(math.nan))
+
+
+@pytest.mark.parametrize(
+    ("update", "shape"),
+    [
+        (np.ones((10, 3)), r"\(10, 3\)"),  # a stack of clients where their mean is asked for
+        ([np.ones(3), np.ones(4)], r"\(4,\)"),
+        ([0.1, 0.2, 0.3], r"\(\)"),  # the mean as a list: it was taken for three clients of one number each
+        ("x", r"\(\)"),
+    ],
+)
+def test_an_update_of_another_shape_is_refused_by_its_shape(update: Any, shape: str) -> None:
+    server = Server(np.zeros(3))
+    with pytest.raises(
+        ValueError, match=rf"^an update has the shape {shape}, the weights have \(3,\); give a"
+    ):
+        server.step(update)
+    assert server.round == 0
+
+
+def test_no_update_at_all_is_a_round_without_answers() -> None:
+    alone, empty = Server(np.zeros(3)), Server(np.zeros(3))
+    assert alone.step(None).action == empty.step([]).action == "idle"

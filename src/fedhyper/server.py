@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
+from fedhyper.arrays import Array, each, form, in_pieces, inner, is_number, plus
 from fedhyper.automatic.auto import auto
 from fedhyper.automatic.tries import PART, Tries, gains_of
 from fedhyper.averages import Averaging
@@ -107,8 +107,9 @@ class Server:
     ) -> Decision:
         """One round. What was done comes back: ``action`` is "step", "rollback" or "idle".
 
-        update      before − after: a list with one for each client (none that is not finite is used), or their mean;
-                    None in that list, and in the others, stands for a client that did not answer
+        update      before − after, in the shape of the weights: a list with one for each client (none that is not
+                    finite is used), or their mean; None in that list, and in the others, stands for a client that did
+                    not answer, None alone for nobody
         loss        each client's loss at the weights it was sent, before it trained, or their mean; None: not known.
                     Of one batch where ten clients or so answer; over all its data where few do: three that reported
                     one batch's ended at 8 to 89 % on digits, and at 95 with all of it
@@ -117,11 +118,17 @@ class Server:
         sq_norm     with a mean: the mean of the clients' |before − after|², if you know it
         statistics  each client's statistics after it trained, or their mean; None: they stay what they were
         """
-        if not self._is_list_of_clients(update):
+        if update is None:
+            report = RoundReport()
+        elif not self._is_list_of_clients(update):
+            self._check_form(update)
             usable = all_finite(update)
             losses = tuple(_known([loss] if loss is None or isinstance(loss, (int, float)) else loss))
             report = RoundReport(update if usable else None, losses, sq_norm, statistics, refused=not usable)
         else:
+            for one in update:
+                if one is not None:
+                    self._check_form(one)
             report = self._report(list(update), loss, train_loss, examples, statistics)
         self._rungs = []  # only now: a call that is refused can be made again
         self.state, decision = self.loop.update(self.state, report)
@@ -153,6 +160,14 @@ class Server:
         before = None if statistics is None else self.state.now.statistics
         means = summed_up(updates, examples, near, rates, self.norm_cap, statistics, before)
         return means._replace(losses=tuple(losses), votes=votes, enough=last)
+
+    def _check_form(self, update: Array) -> None:
+        found, wanted = form(update), form(self.weights)
+        if found != wanted:
+            raise ValueError(
+                f"an update has the shape {found}, the weights have {wanted}; "
+                "give a list with one update for each client, or their mean"
+            )
 
     def _is_list_of_clients(self, update: Array) -> bool:
         if not isinstance(update, (list, tuple)):
