@@ -57,6 +57,13 @@ def test_a_client_goes_down_while_its_lowest_is_best() -> None:
     assert tried(Ladder(), {-5: 3.0, -4: 1.0, -3: 2.0}, -3) == [-3, -2, -1, -4, -5]
 
 
+def test_a_client_climbs_on_while_nothing_makes_a_difference() -> None:
+    """A loss in tiny units: at the first rates its weights, or its losses, do not change by a bit."""
+    curve = dict.fromkeys(range(-8, 0), 2.0) | {0: 1.5, 1: 1.0, 2: 1.2, 3: 1.3}
+    assert climb(Ladder(), lambda rate: (curve[round(math.log(rate, 10**0.5))], None), -8)[0] == 1
+    assert tried(Ladder(), {}, -3)[:4] == [-3, -2, -1, -4]  # nothing survives: down
+
+
 def test_a_client_to_which_the_rate_makes_no_difference_abstains() -> None:
     ladder = Ladder()
     assert climb(ladder, lambda rate: (2.0, None), 0)[0] is None
@@ -236,7 +243,7 @@ def test_by_hand() -> None:
 
 def test_the_global_rate_is_above_one_where_that_was_looked_at_and_not_longer() -> None:
     plan = Auto(ratio=10.0, voices=2)
-    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, lift=(2, 4))
+    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, lift=(4, 4))
     state, rates = plan.update(plan.init(), begin), []
     for _ in range(5):
         rates.append(state.global_lr)

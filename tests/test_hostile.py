@@ -332,11 +332,16 @@ def test_updates_beyond_the_memory_for_them_lie_on_disk_and_the_bits_are_the_sam
 
 
 def test_a_run_that_only_rolls_back_ends_with_exit_code_3(tmp_path: Path) -> None:
+    """The client is honest while the start looks for a rate: otherwise every rate does harm, and one is found that
+    does none."""
     config = make_config({"rounds": 60, "clients": 10, "model": "mlp", "batch_size": 16, "norm_cap": 0.0})
 
     def make(config: Any, **settings: Any) -> Simulation:
         simulation = build.make_simulation(config, **settings)
-        simulation.engine = HostileEngine(simulation.engine, ATTACKS["turned ×10"], {3})
+        turned = ATTACKS["turned ×10"]
+        simulation.engine = HostileEngine(
+            simulation.engine, lambda reply, known: turned(reply, known) if simulation.round else reply, {3}
+        )
         return simulation
 
     with pytest.raises(

@@ -223,9 +223,7 @@ def test_an_update_too_long_to_be_measured_does_not_free_others() -> None:
 )
 def test_an_update_of_another_shape_is_refused_by_its_shape(update: Any, shape: str) -> None:
     server = Server(np.zeros(3))
-    with pytest.raises(
-        ValueError, match=rf"^an update has the shape {shape}, the weights have \(3,\); give a"
-    ):
+    with pytest.raises(ValueError, match=rf"^an update has the shape {shape}, the weights have \(3,\); give a"):
         server.step(update)
     assert server.round == 0
 

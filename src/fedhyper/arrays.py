@@ -86,13 +86,6 @@ def _fit(a: Array, b: Array) -> Array:
     return b
 
 
-def form(a: Array) -> Any:
-    """The shape of an array, the shapes of one in pieces."""
-    if isinstance(a, dict):
-        return {key: form(piece) for key, piece in a.items()}
-    return list(map(form, a)) if isinstance(a, (list, tuple)) else tuple(getattr(a, "shape", ()))
-
-
 def _form(a: Array) -> tuple[Any, ...]:
     if isinstance(a, dict):
         return tuple(sorted(a, key=str))

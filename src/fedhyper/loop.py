@@ -43,7 +43,7 @@ class RoundReport(NamedTuple):
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
     enough      whether trying rates out, one a client, is to end with this round: a run must not be all start
-    lift        with the votes: rungs by which longer steps of the server were found to be better, and for how many
+    lift        with the votes: half rungs by which longer steps of the server were found to be better, and for how many
                 rounds, all of a run that the host has seen to its end
     refuted     whether the host, on a rollback, asked many clients and found nothing damaged: the same report with
                 this set, to the same state, goes on instead

@@ -31,7 +31,8 @@ class Seen(NamedTuple):
     climbed  whether each of them tried several rates by itself
     refuted  whether many clients were asked after these losses raised an alarm, and there is no damage
     enough   whether trying rates out is to end with this round
-    lift     with the votes: rungs by which longer steps of the server were found to be better, and for how many rounds
+    lift     with the votes: half rungs by which longer steps of the server were found to be better, and for how many
+             rounds
     """
 
     delta: Array

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedhyper.arrays import Array, each, form, in_pieces, inner, is_number, plus
+from fedhyper.arrays import Array, each, in_pieces, inner, is_number, plus
 from fedhyper.automatic.auto import auto
 from fedhyper.automatic.tries import PART, Tries, gains_of
 from fedhyper.averages import Averaging
@@ -162,7 +162,7 @@ class Server:
         return means._replace(losses=tuple(losses), votes=votes, enough=last)
 
     def _check_form(self, update: Array) -> None:
-        found, wanted = form(update), form(self.weights)
+        found, wanted = _shape(update), _shape(self.weights)
         if found != wanted:
             raise ValueError(
                 f"an update has the shape {found}, the weights have {wanted}; "
@@ -233,6 +233,13 @@ def summed_up(
     sq_norm = sum(part * square for part, square in zip(parts.values(), measured, strict=True))
     averaged = None if statistics is None else _mean(statistics, parts)
     return RoundReport(_mean(updates, parts), sq_norm=sq_norm, statistics=averaged, refused=refused)
+
+
+def _shape(a: Array) -> Any:
+    """The shape of an array, the shapes of one in pieces."""
+    if isinstance(a, dict):
+        return {key: _shape(piece) for key, piece in a.items()}
+    return list(map(_shape, a)) if isinstance(a, (list, tuple)) else tuple(getattr(a, "shape", ()))
 
 
 def _square(array: Array) -> float:

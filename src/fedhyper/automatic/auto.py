@@ -51,7 +51,7 @@ class AutoState(NamedTuple):
     times: int = 0  # how often there was damage
     damage: DamageState = DamageState()
     climbed: bool = False  # whether the votes are those of clients that tried several rates each
-    lift: tuple[int, int] = (0, 0)  # rungs by which the global rate is above 1, and for how many rounds: those seen
+    lift: tuple[int, int] = (0, 0)  # half rungs by which the global rate is above 1, and for how many rounds
 
     @property
     def tried(self) -> Tried:
@@ -69,8 +69,9 @@ class Auto:
     """The learning-rate-free plan. ``local_lr`` is a hint: where clients' rates begin in a host that shows no votes.
 
     Seven constants, none of them a rate: ratio, voices, ahead, gain, share, momentum, recency. Fixed besides: at most
-    two rungs for damage; in the simulator's start a panel of 50 and a race of up to 24 rounds, until half of what a
-    client gains is gained (at the end of a run no longer than ``ahead``: anything); where clients train once what
+    two rungs for damage; in the simulator's start a panel of 50, a race of ``ahead`` rounds of ``voices`` clients, at
+    most twice as many, until half of what a client gains is gained (at the end of a run no longer than ``ahead``:
+    anything), and global rates half a rung apart; where clients train once what
     tries.py says, an alarm at four times what a client gains, at most three rungs for harm, two to follow, a rise while
     h > 0.9 or nothing happens.
     """
@@ -167,7 +168,7 @@ class Auto:
         )
         h = float(cosine(seen.delta, seen.before))
         lift = max(old.lift, seen.lift)
-        global_lr = float(self.ratio ** lift[0]) if old.t < lift[1] else 1.0
+        global_lr = float(self.ratio ** (lift[0] / 2)) if old.t < lift[1] else 1.0
         known = old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage)
         least = 0.0 if climbed else self._least(old)
         early = not climbed and old.t <= self.voices and base > least  # of a start that tells less: not an accident

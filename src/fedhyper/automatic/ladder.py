@@ -66,12 +66,13 @@ class Ladder:
         return self.rung(MOVE * length / moved * TRIED if known else TRIED)
 
     def next(self, scores: Mapping[int, float], start: int) -> int | None:
-        """Which rung a client tries next, None: it is done. Up until two in a row are no better, down while the lowest
-        is best. From below, because rates far too high all look alike."""
+        """Which rung a client tries next, None: it is done. Up until two in a row are no better, or while none makes a
+        difference; down while the lowest is best. From below, because rates far too high all look alike."""
         if not scores:
             return start
         best, top, bottom = self.best(scores), max(scores), min(scores)
-        if top - best < 2 and top < HIGHEST:
+        same = len(set(scores.values())) == 1 and math.isfinite(scores[top])
+        if (same or top - best < 2) and top < HIGHEST:
             return top + 1
         return bottom - 1 if best == bottom > LOWEST else None
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedhyper.averages import Model
 from fedhyper.loop import Decision, LoopState
 from fedhyper.sim.aggregate import Aggregate
 from fedhyper.sim.engines.base import Sent
@@ -51,7 +52,7 @@ class LookAhead:
         self._step, self._state, self._keep = step, state, keep
         self._start: Start | None = start
 
-    def step(self) -> Tensor | None:
+    def step(self) -> Model | None:
         """What is kept after one round more, the mean of the last rounds; None where it had no usable update."""
         step = self._step(self._state, self._start)
         if self._keep:
@@ -59,4 +60,4 @@ class LookAhead:
         self._state, self._start = step.state, None
         self.trials += step.total.sent
         # where each client is drawn by itself a round may have nobody, which says nothing about its rate
-        return None if step.delta is None and step.total.sent else step.state.loop.mean.weights
+        return None if step.delta is None and step.total.sent else step.state.loop.mean

@@ -270,8 +270,8 @@ class Simulation:
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback
         loop, decision = self.loop.update(state.loop, report)
         if decision.action == "rollback" and self.privacy is None:
-            panel = Panel(self.engine, self.cohorts.judges(state.loop.round, PANEL), sent, state.loop.good.weights)
-            if panel.surely_gains(state.loop.mean.weights):  # otherwise they may both be dead: back is safer
+            panel = Panel(self.engine, self.cohorts.judges(state.loop.round, PANEL), sent, state.loop.good)
+            if panel.judged(state.loop.mean).surely_gains:  # otherwise they may both be dead: back is safer
                 loop, decision = self.loop.update(state.loop, report._replace(refuted=True))
         new = state._replace(loop=loop, clip=clip, released=state.released + 1 + (votes is not None))
         if report.delta is not None and decision.action == "step":
@@ -303,7 +303,7 @@ class Simulation:
             ladder,
             (self.cohorts.voters(t + i, ladder.voices) for i in range(ladder.voices)),
             (lambda task: float(task.examples)) if self.weighting == "examples" else (lambda _: 1.0),
-            Panel(self.engine, self.cohorts.judges(t, PANEL), sent, sent.weights),
+            Panel(self.engine, self.cohorts.judges(t, PANEL), sent, state.loop.now),
             run,
             self._left(state),
         )

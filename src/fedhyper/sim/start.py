@@ -2,28 +2,33 @@
 
     vote   ten clients try rates, each by itself, and vote for their best (climbing.py, ``automatic.ladder``)
     check  the mean of their updates at each rate up to that, by its loss on a panel of many clients
-    race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, or 24 if by then none
-           has gained enough to tell, and the panel says which is best. Its rounds are the first of the run. A shorter
-           run is raced to its end, and further only if nobody has surely gained by then
+    race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, up to 24 where few
+           clients train in a round or none has gained enough to tell, and the panel says which is best. Its rounds are
+           the first of the run. A shorter run is raced to its end, and further only if nobody has surely gained by then
     lift   in a run no longer than the longest race, seen to its end: global rates above 1, as long as the panel likes
            them better
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
-The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss.
+The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss. And a
+loss alone is blind where a model is right more often and far too sure of itself: so in the race the panel judges by the
+task's score (accuracy, say), and by the loss where the score does not tell.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from fedhyper.automatic.ladder import HIGHEST, LOWEST, Ladder
+from fedhyper.averages import Model
 from fedhyper.sim.climbing import Votes, climb
+from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent
 
 JUDGED = 3  # rounds, the last ones of a race, that a panel judges: where a rate leads to, not how it got there; of
@@ -38,7 +43,7 @@ class Start(NamedTuple):
     """Where a run begins.
 
     votes   the rung that was found, with what the median client gained, as often as ``Ladder.voices`` asks; () if none
-    lift    rungs by which the global rate is above 1, in a run that was seen to its end
+    lift    half rungs by which the global rate is above 1, in a run that was seen to its end
     trials  local rounds beyond those of an ordinary run, all clients together; the panel's batches are not counted
     """
 
@@ -52,18 +57,58 @@ class Run(Protocol):
 
     trials: int
 
-    def step(self) -> Tensor | None:
+    def step(self) -> Model | None:
         """What is kept after one round more; None: it had no usable update."""
 
 
+class Judged(NamedTuple):
+    """What each judge of a panel loses by a model, in units of the loss and of the task's score; below 0 is a gain."""
+
+    loss: Sequence[float]
+    score: Sequence[float]
+
+    @property
+    def gains(self) -> bool:
+        """Whether it is better than what it is held against, on average."""
+        return centre(self.loss)[0] < 0 or _surely_below(self.score)
+
+    @property
+    def surely_gains(self) -> bool:
+        """Whether it is better by more than a standard error."""
+        return self.surely_better_than(self._nothing)
+
+    @property
+    def surely_harms(self) -> bool:
+        """Whether it is worse by more than that."""
+        return self._nothing.surely_better_than(self)
+
+    @property
+    def _nothing(self) -> Judged:
+        return Judged([0.0] * len(self.loss), [0.0] * len(self.score))
+
+    def surely_better_than(self, other: Judged) -> bool:
+        """By the score; where that does not tell, by the loss."""
+        score = _differences(self.score, other.score)
+        if _surely_below(score) or _surely_below([-value for value in score]):
+            return _surely_below(score)
+        return _surely_below(_differences(self.loss, other.loss))
+
+    @classmethod
+    def mean(cls, some: Sequence[Judged]) -> Judged:
+        """Each judge's mean."""
+        both = ([sum(judge) / len(some) for judge in zip(*values, strict=True)] for values in zip(*some, strict=True))
+        return cls(*both)
+
+
 class Panel:
-    """Many clients, one batch each: how much each of them loses by other weights than ``before``. Where clients are few
+    """Many clients, one batch each: how much each of them loses by another model than ``before``. Where clients are few
     and have several, no client has more judges than are left out at either end: batches beyond that share one."""
 
-    def __init__(self, engine: Engine, tasks: Sequence[ClientTask], sent: Sent, before: Tensor) -> None:
+    def __init__(self, engine: Engine, tasks: Sequence[ClientTask], sent: Sent, before: Model) -> None:
         self._engine, self._tasks, self._sent = engine, tasks, sent
         self._judges = _judges([task.client for task in tasks])
-        self._before = self._losses(before)
+        self._batches = _held(tasks, self._judges)
+        self._before = self._losses(before.weights), self._scores(before)
 
     def _losses(self, weights: Tensor) -> list[float]:
         # an engine trains, so the loss before the step is what is read; a rate of 0 would be refused by torch.optim
@@ -71,14 +116,28 @@ class Panel:
         losses = [reply.first_loss for reply in replies]
         return [sum(losses[i] for i in some) / len(some) for some in self._judges]
 
+    def _scores(self, model: Model) -> list[float]:
+        asked = self._sent._replace(weights=model.weights, buffers=model.statistics)
+        return [-score for score in self._engine.accuracy_by_client(asked, self._batches)]
+
     def loses(self, weights: Tensor) -> list[float]:
         """Of each judge, in units of the loss; below 0 is a gain."""
-        pairs = zip(self._losses(weights), self._before, strict=True)
-        return [after - before if math.isfinite(after - before) else LOST for after, before in pairs]
+        return _differences(self._losses(weights), self._before[0])
 
-    def surely_gains(self, weights: Tensor) -> bool:
-        """Whether they are better by more than a standard error."""
-        return _surely_below(self.loses(weights))
+    def judged(self, model: Model) -> Judged:
+        """By loss and score."""
+        return Judged(self.loses(model.weights), _differences(self._scores(model), self._before[1]))
+
+
+def _differences(after: Sequence[float], before: Sequence[float]) -> list[float]:
+    pairs = zip(after, before, strict=True)
+    return [a - b if math.isfinite(a - b) else LOST for a, b in pairs]
+
+
+def _held(tasks: Sequence[ClientTask], judges: Sequence[Sequence[int]]) -> Partition:
+    """Each judge's examples, as an engine takes them."""
+    held = [np.concatenate([batch for i in some for batch in tasks[i].batches]) for some in judges]
+    return Partition("panel", np.concatenate(held), np.cumsum([0, *map(len, held)]))
 
 
 def _judges(clients: Sequence[int]) -> list[list[int]]:
@@ -116,10 +175,11 @@ def find_start(
     """``cohorts``: who votes in this round and, if these are few, in the next; ``run``: one that begins so;
     ``rounds``: how many there will be, 0 if nobody knows.
     """
-    first = climb(engine, next(cohorts), sent, ladder, share)
+    cohort = next(cohorts)
+    first = climb(engine, cohort, sent, ladder, share)
     votes, trials = list(first.votes), first.trials
-    while len(votes) < ladder.voices and (cohort := next(cohorts, None)) is not None:
-        more = climb(engine, cohort, sent, ladder)
+    while len(votes) < ladder.voices and (others := next(cohorts, None)) is not None:
+        more = climb(engine, others, sent, ladder)
         votes, trials = [*votes, *more.votes], trials + more.trials
     voted = ladder.voted([rung for rung, _ in votes])
     below = {rung: mean for rung, mean in first.means.items() if voted is None or rung <= voted}
@@ -129,7 +189,7 @@ def find_start(
     def enter(rung: int, lift: int = 0) -> Entrant:
         return Entrant(run(Start(((rung, gain),) * ladder.voices, lift)), panel)
 
-    after, whole = lengths(ladder.ahead, rounds), rounds if rounds <= ladder.ahead else 0
+    after, whole = lengths(ladder, rounds, len(cohort)), rounds if rounds <= ladder.ahead else 0
     raced = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, after, whole)
     trials += raced.trials
     if raced.best is None or raced.winner is None:
@@ -137,10 +197,10 @@ def find_start(
     best, lift, winner = raced.best, 0, raced.winner
     if raced.rounds <= rounds <= after[-1]:
         trials -= winner.run.trials
-        lost = winner.lost(rounds)
+        judged = winner.judged(rounds)
         trials += winner.run.trials
-        if lost is not None:
-            best, lift, cost = lifted(raced.best, lost, rounds, enter)
+        if judged is not None:
+            best, lift, cost = lifted(raced.best, judged, rounds, enter)
             trials += cost
     return Start(((best, gain),) * ladder.voices, lift, trials)
 
@@ -152,31 +212,34 @@ class Entrant:
         self.run = run
         self._panel = panel
         self._done = 0
-        self._judged: list[list[float]] = []
+        self._judged: list[Judged] = []
         self._dead = False
 
-    def lost(self, rounds: int) -> list[float] | None:
+    def judged(self, rounds: int) -> Judged | None:
         """Each judge's mean over the last of so many rounds; None once a round had no usable update."""
         last = min(JUDGED, math.ceil(rounds / 4))
         while self._done < rounds and not self._dead:
-            weights = self.run.step()
+            model = self.run.step()
             self._done += 1
-            self._dead = weights is None
-            if weights is not None and self._done > rounds - last:
-                self._judged.append(self._panel.loses(weights))
-        ends = self._judged[-last:]
-        return None if self._dead else [sum(judge) / len(ends) for judge in zip(*ends, strict=True)]
+            self._dead = model is None
+            if model is not None and self._done > rounds - last:
+                self._judged.append(self._panel.judged(model))
+        return None if self._dead else Judged.mean(self._judged[-last:])
 
 
-def lengths(ahead: int, rounds: int) -> list[int]:
-    """Rounds after which a race is judged, until it tells: ``ahead``, or all of the run, doubled up to 2 · ``ahead``.
+def lengths(ladder: Ladder, rounds: int, clients: int) -> list[int]:
+    """Rounds after which a race is judged, until it tells: ``ahead`` of them, more where fewer than ``voices`` clients
+    train in a round, or all of the run; doubled, up to 2 · ``ahead``.
 
     Long enough to see what the server's momentum, which grows over eight rounds, makes of a rate; but a run of three
-    rounds ends before that, and the rate that is best in twelve is too low for it.
+    rounds ends before that, and the rate that is best in twelve is too low for it. The fewer clients, the less a round
+    tells: with three a round twelve rounds prefer a rate that 24 do not.
     """
-    found = [min(ahead, rounds) if rounds else ahead]
-    while found[-1] < 2 * ahead:
-        found.append(min(2 * found[-1], 2 * ahead))
+    most = 2 * ladder.ahead
+    enough = min(max(ladder.ahead, ladder.ahead * ladder.voices // max(clients, 1)), most)
+    found = [min(enough, rounds) if rounds else enough]
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
     return found
 
 
@@ -206,64 +269,62 @@ def race(
     ``whole`` rounds the run is over: there any sure gain tells, and higher ones join, too, for nothing comes later.
     Where even the best surely does harm, ever lower ones join until one does not: no run begins at a rate of which its
     own panel says, after the longest look, that the first weights are better.
-    (Tried and worse: the last round alone, which tells nothing once a panel's loss is near 0; going up beyond the vote
-    in a run that goes on; going down while none surely gains, which ends at a rate that does nothing; a race that ends
-    with the first sure gain, however small, in a run that goes on, which with two classes a client was a rung too low;
-    the newest weights instead of the mean that is kept, which with one client a round are those of the client that came
-    last.)
+    (Tried and worse: the loss alone, by up to 88 points where clients are few and so are their classes; the last round
+    alone, which tells nothing once a panel's loss is near 0; going up beyond the vote in a run that goes on; going down
+    while none surely gains, which ends at a rate that does nothing; a race that ends with the first sure gain, however
+    small, in a run that goes on, which with two classes a client was a rung too low; the newest weights instead of the
+    mean that is kept, which with one client a round are those of the client that came last.)
     """
     runs, judged = {rung: enter(rung) for rung in rungs}, 0
     highest = max(rungs, default=0) if voted is None else voted
     while runs:
         rounds, over = lengths[judged], lengths[judged] == whole
-        lost = {rung: one.lost(rounds) for rung, one in runs.items()}
-        scores = {rung: math.inf if one is None else centre(one)[0] for rung, one in lost.items()}
-        best = Ladder.best(scores)
-        of_best = lost[best]
-        if of_best is None:
-            nearby = {min(runs) - 1}
-        elif judged < len(lengths) - 1 and not _told(lost.values() if over else [of_best], 0.0 if over else enough):
-            judged += 1
-            continue
-        elif _surely_below([-loss for loss in of_best]):
-            nearby = {min(runs) - 1}
-        else:
-            nearby = {best - 1, min(best + 1, HIGHEST if over else highest)} if scores[best] < 0 else set()
+        ends = {rung: end for rung, one in runs.items() if (end := one.judged(rounds)) is not None}
+        best, nearby = min(runs), {min(runs) - 1}
+        if ends:
+            best = _best(ends)
+            gained = any(end.surely_gains for end in ends.values())
+            told = gained if over else _surely_below([loss + enough for loss in ends[best].loss])
+            if not told and judged < len(lengths) - 1:
+                judged += 1
+                continue
+            if not ends[best].surely_harms:
+                nearby = {best - 1, min(best + 1, HIGHEST if over else highest)} if ends[best].gains else set()
         joining = {rung for rung in nearby if rung >= LOWEST} - set(runs)
         if not joining:
-            of_voted = lost.get(highest) if voted is not None else None
-            if of_best is not None and of_voted is not None:
-                better = _surely_below([a - b for a, b in zip(of_best, of_voted, strict=True)])
-                best = best if better else highest
+            if voted is not None and highest in ends and not ends[best].surely_better_than(ends[highest]):
+                best = highest
             trials = sum(one.run.trials for one in runs.values())
             return Raced(best, runs[best], rounds, trials)
         runs |= {rung: enter(rung) for rung in joining}
     return Raced(None, None, 0, 0)
 
 
-def lifted(top: int, lost: Sequence[float], rounds: int, enter: Callable[[int, int], Entrant]) -> tuple[int, int, int]:
-    """The rung, by how many rungs the global rate is above 1, and how many local rounds it took to find that.
+def _best(ends: Mapping[int, Judged]) -> int:
+    """The rung with the lowest loss, unless the one with the highest score is surely better; of equals the lowest."""
+    by_loss = Ladder.best({rung: centre(end.loss)[0] for rung, end in ends.items()})
+    by_score = Ladder.best({rung: centre(end.score)[0] for rung, end in ends.items()})
+    return by_score if ends[by_score].surely_better_than(ends[by_loss]) else by_loss
 
-    A global rate of r, r², … at the rung that won the race, ``top``, or at the one below, while that is surely better
-    than ``lost``. Only for a run that is seen to its end: such steps may do harm later. (Tried and worse: the same rung
-    alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5. No better: the first twelve
-    rounds of a run of 40 or 120; a run of 18 raced to its end as one of 12 is.)
+
+def lifted(top: int, seen: Judged, rounds: int, enter: Callable[[int, int], Entrant]) -> tuple[int, int, int]:
+    """The rung, by how many half rungs the global rate is above 1, and how many local rounds it took to find that.
+
+    A global rate of √r, r, r√r, … at the rung that won the race, ``top``, or at the one below, while that is surely
+    better than ``seen``. Only for a run that is seen to its end: such steps may do harm later. (Tried and worse: the
+    same rung alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5; whole rungs, which
+    are too far apart where three rounds decide; quarters, which are not surely better than one another. No better: the
+    first twelve rounds of a run of 40 or 120; a run of 18 raced to its end as one of 12 is.)
     """
     best, lift, trials = top, 0, 0
-    while lift < HIGHEST:  # only so that it ends
+    while lift < 2 * HIGHEST:  # only so that it ends
         runs = {rung: enter(rung, lift + 1) for rung in range(max(top - 1, LOWEST), top + 1)}
-        ends = {rung: end for rung, one in runs.items() if (end := one.lost(rounds)) is not None}
+        ends = {rung: end for rung, one in runs.items() if (end := one.judged(rounds)) is not None}
         trials += sum(one.run.trials for one in runs.values())
-        longer = min(ends, key=lambda rung: centre(ends[rung]), default=None)
-        if longer is None or not _surely_below([a - b for a, b in zip(ends[longer], lost, strict=True)]):
+        if not ends or not ends[longer := _best(ends)].surely_better_than(seen):
             break
-        best, lift, lost = longer, lift + 1, ends[longer]
+        best, lift, seen = longer, lift + 1, ends[longer]
     return best, lift, trials
-
-
-def _told(runs: Iterable[Sequence[float] | None], enough: float) -> bool:
-    """Whether one of them has surely gained so much."""
-    return any(_surely_below([loss + enough for loss in one]) for one in runs if one is not None)
 
 
 def _surely_below(values: Sequence[float]) -> bool:

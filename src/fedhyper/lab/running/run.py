@@ -166,7 +166,8 @@ class Run:
         if self.sim.idle_rounds < config.max_bad_rounds:
             return (
                 f"{config.max_bad_rounds} rollbacks without a gain between them, up to round {self.round}: what "
-                "clients send damages the model; look for hostile ones, or use aggregate=median"
+                "clients send damages the model. Look for hostile ones, or use aggregate=median; if all are honest, "
+                "the model does not learn from these data at any rate"
             )
         return f"no usable update for {config.max_bad_rounds} rounds, up to round {self.round}; " + (
             "reject_reasons in metrics.jsonl says why"

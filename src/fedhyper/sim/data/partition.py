@@ -77,6 +77,11 @@ class Partition:
         digest.update(self.indices.astype("<i8").tobytes())
         return digest.hexdigest()
 
+    def asked(self) -> tuple[Indices, list[Indices]]:
+        """The examples that somebody holds, in ascending order, and for each client which of these are its own."""
+        held = np.sort(self.indices)
+        return held, [np.searchsorted(held, self.client(i)) for i in range(self.clients)]
+
     def client(self, i: int) -> Indices:
         """The examples of client ``i``: a view, not a copy."""
         if not 0 <= i < self.clients:

@@ -165,9 +165,11 @@ class StackedEngine:
 
     def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
         """Accuracy on each client's own training examples."""
-        right = (self._outputs(sent.weights.to(self.train_x.device), self.train_x).argmax(1) == self.train_y).cpu()
-        own = [torch.from_numpy(partition.client(i)) for i in range(len(partition.sizes))]
-        return [float(right[i].double().mean()) for i in own]
+        asked, own = partition.asked()
+        rows = torch.from_numpy(asked).to(self.train_x.device)
+        outputs = self._outputs(sent.weights.to(self.train_x.device), self.train_x.index_select(0, rows))
+        right = (outputs.argmax(1) == self.train_y.index_select(0, rows)).cpu()
+        return [float(right[i].double().mean()) for i in map(torch.from_numpy, own)]
 
     def close(self) -> None:
         """End the workers and give torch its threads back."""

@@ -199,32 +199,31 @@ class ThreadEngine:
         finally:
             self._idle.put(worker)
 
-    def _scores(self, sent: Sent, data: _Data) -> tuple[float, Tensor]:
-        """Summed loss and scores over all of ``data``, in batches of a fixed size shared among the workers."""
+    def _scores(self, sent: Sent, data: _Data, asked: Tensor) -> tuple[float, Tensor]:
+        """Summed loss and scores of these examples, in batches of a fixed size shared among the workers."""
         for worker in self._workers:
             worker.load(sent)
 
         def one(start: int) -> tuple[float, Tensor]:
             worker = self._idle.get()
             try:
-                end = min(start + _EVAL_BATCH, len(data.y))
-                return worker.score(data, torch.arange(start, end, device=data.y.device))
+                return worker.score(data, asked[start : start + _EVAL_BATCH].to(data.y.device))
             finally:
                 self._idle.put(worker)
 
-        parts = list(self._pool.map(one, range(0, len(data.y), _EVAL_BATCH)))
+        parts = list(self._pool.map(one, range(0, len(asked), _EVAL_BATCH)))
         return sum(loss for loss, _ in parts), torch.cat([scores for _, scores in parts])
 
     def evaluate(self, sent: Sent) -> tuple[float, float]:
         """Mean loss and mean score on the test set."""
-        loss, scores = self._scores(sent, self._test)
+        loss, scores = self._scores(sent, self._test, torch.arange(len(self._test.y)))
         return loss / len(scores), mean_score(scores)
 
     def accuracy_by_client(self, sent: Sent, partition: Partition) -> list[float]:
         """The mean score on each client's own training examples."""
-        scores = self._scores(sent, self._train)[1].cpu()
-        own = [torch.from_numpy(partition.client(i)) for i in range(len(partition.sizes))]
-        return [float(scores[i].double().mean()) for i in own]
+        asked, own = partition.asked()
+        scores = self._scores(sent, self._train, torch.from_numpy(asked))[1].cpu()
+        return [float(scores[i].double().mean()) for i in map(torch.from_numpy, own)]
 
     def close(self) -> None:
         """End the workers and give torch its threads back."""
