@@ -57,8 +57,10 @@ def machine() -> dict[str, str]:
     """What bits depend on besides the code."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    model = next((line for line in lines if line.startswith("model name")), "")
-    return {"torch": torch.__version__, "cpu": model.partition(":")[2].strip(), "machine": platform.machine()}
+    said = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    # by its name alone a processor of another generation passes for this one, and has other kernels, so other bits
+    cpu = ", ".join(f"{key} {said.get(key, '?')}" for key in ("model name", "cpu family", "model", "stepping"))
+    return {"torch": torch.__version__, "cpu": cpu, "machine": platform.machine()}
 
 
 def digest(method: str, overrides: list[str]) -> str | None:
