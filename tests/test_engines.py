@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.engines.base import ClientTask, Sent
 from fedhyper.sim.engines.threads import ThreadEngine
 from fedhyper.sim.local.step import Start, make_optimizer, make_step
@@ -176,3 +178,19 @@ def test_client_accuracy_agrees_between_engines() -> None:
     assert slow["mlp"] == pytest.approx(fast["mlp"], abs=0.02)
     assert slow["cnn"] == pytest.approx(fast["cnn"], abs=0.02)
     assert len(slow["mlp"]) == 12
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_some_examples_in_any_order_are_scored_as_among_all(model: str) -> None:
+    """A panel asks for a batch of each of its judges, and two of them may hold the same example."""
+    held = [[9, 3, 700], [3], [1200, 0, 9, 5]]
+    some = Partition("panel", np.concatenate(held), np.cumsum([0, *map(len, held)]))
+    each = Partition("each", np.arange(1437), np.arange(1438))
+    for engine in ("sequential", "fast"):
+        simulation = make_simulation(model=model, engine=engine)
+        for _ in range(3):
+            simulation.run_round(evaluate=False)
+        alone, found = simulation.client_accuracy(each), simulation.client_accuracy(some)
+        simulation.close()
+        assert set(alone) == {0.0, 1.0}
+        assert found == pytest.approx([sum(alone[i] for i in own) / len(own) for own in held])
