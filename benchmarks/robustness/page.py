@@ -86,9 +86,9 @@ def _cost(found: Found) -> str:
     return (
         f"The first round, in which clients try rates out, took {median(ratios):.0f} × the training time of a later "
         f"one (median of {len(ratios)} settings of\n12 rounds or more, from {min(ratios):.0f} to {max(ratios):.0f}, on "
-        "a busy machine; with fewer than ten clients a round there are several such\nrounds). So a run of T rounds "
-        f"costs about 1 + {median(ratios) - 1:.0f}/T of FedAvg's. No model more is sent; a client sends two\nnumbers "
-        "more a round, and a vote in the first."
+        "a busy machine; most with one to three clients a round, and in short\nruns, where whole runs are tried). So "
+        f"in the median setting a run of T rounds costs about 1 + {median(ratios) - 1:.0f}/T of FedAvg's.\nNo model "
+        "more is sent; a client sends two numbers more a round, and a vote in the first."
     )
 
 
