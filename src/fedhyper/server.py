@@ -121,14 +121,14 @@ class Server:
         if update is None:
             report = RoundReport()
         elif not self._is_list_of_clients(update):
-            self._check_form(update)
+            self._check_shape(update)
             usable = all_finite(update)
             losses = tuple(_known([loss] if loss is None or isinstance(loss, (int, float)) else loss))
             report = RoundReport(update if usable else None, losses, sq_norm, statistics, refused=not usable)
         else:
             for one in update:
                 if one is not None:
-                    self._check_form(one)
+                    self._check_shape(one)
             report = self._report(list(update), loss, train_loss, examples, statistics)
         self._rungs = []  # only now: a call that is refused can be made again
         self.state, decision = self.loop.update(self.state, report)
@@ -161,7 +161,7 @@ class Server:
         means = summed_up(updates, examples, near, rates, self.norm_cap, statistics, before)
         return means._replace(losses=tuple(losses), votes=votes, enough=last)
 
-    def _check_form(self, update: Array) -> None:
+    def _check_shape(self, update: Array) -> None:
         found, wanted = _shape(update), _shape(self.weights)
         if found != wanted:
             raise ValueError(
