@@ -41,7 +41,7 @@ def test_a_record_has_the_simulators_keys_and_says_what_happened() -> None:
     strategy = start(None)
     for t, row in enumerate(strategy.history, 1):
         assert set(row) == set(RoundRecord.__annotations__) - {
-            *("client_accuracy", "start_trials", "epsilon", "validation_accuracy")
+            *("client_accuracy", "start_trials", "start_failed", "epsilon", "validation_accuracy")
         }
         assert (row["round"], row["accuracy"], row["test_loss"]) == (t, 0.5 + t / 100, 1.0 / (t + 1))
         assert row["clients_used"] == 6

@@ -17,8 +17,10 @@ from fedhyper.automatic.ladder import Ladder
 from fedhyper.averages import Model
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.build import make_simulation
+from fedhyper.lab.running.words import remarks
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
+from fedhyper.sim.registry import MODELS, register_model
 from fedhyper.sim.start import Entrant, Judged, Panel, centre, lengths, lifted, race
 
 # --- who competes -------------------------------------------------------------------------------------------------
@@ -447,3 +449,22 @@ def test_a_round_that_nobody_was_drawn_for_says_nothing_about_rates() -> None:
         simulation.close()
     assert any(record["clients_used"] == 0 for record in records[:12])
     assert records[0]["local_lr"] > 0.01
+
+
+def test_a_loss_that_no_rate_moves_is_said_out_loud() -> None:
+    class Dead(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 0.0 * super().forward(x.flatten(1))
+
+    register_model("dead", reads=("images", "vectors"))(lambda shape, outputs: Dead(math.prod(shape), outputs))
+    values = {"task": "digits", "model": "dead", "method": "fedhyper", "rounds": 12, "clients": 12}
+    simulation = make_simulation(make_config(values | {"clients_per_round": 10}), workers=1)
+    try:
+        records = [simulation.run_round(evaluate=False) for _ in range(12)]
+    finally:
+        simulation.close()
+        MODELS.remove("dead")
+    assert ["start_failed" in record for record in records] == [True] * 11 + [False]
+    assert [record["local_lr"] for record in records] == pytest.approx([0.01] * 12)
+    assert remarks(records[0]) == "  [no rate found: none made a difference to clients]"
+    assert remarks(records[-1]) == ""

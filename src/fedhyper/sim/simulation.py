@@ -211,6 +211,7 @@ class Simulation:
                 "reject_reasons": dict(sorted(total.rejected.items())),
                 "rollback": step.decision.action == "rollback",
                 **({} if start is None else {"start_trials": start.trials}),
+                **({} if start is None or start.votes else {"start_failed": True}),
                 **self._spent(step.state.released),
             }
         )

@@ -87,6 +87,8 @@ def remarks(record: Record) -> str:
         parts.append(f"rejected: {reasons}")
     if record["rollback"]:
         parts.append("rolled back")
+    if "start_failed" in record:
+        parts.append("no rate found: none made a difference to clients")
     if "epsilon" in record:
         parts.append(f"ε {number(record['epsilon'])}")
     return f"  [{'; '.join(parts)}]" if parts else ""
