@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedhyper import Auto, Momentum, RoundReport, Seen, Server, ServerLoop, auto
 from fedhyper.automatic.damage import Damage
 from fedhyper.automatic.follow import Follow
-from fedhyper.automatic.ladder import HIGHEST, LOWEST, TRIED, Ladder
+from fedhyper.automatic.ladder import HIGHEST, LOWEST, RUNGS, TRIED, Ladder
 from fedhyper.plan import PlanState
 
 ODD = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 1e300)
@@ -116,6 +116,22 @@ def test_a_minority_of_liars_moves_the_rate_a_rung_beyond_the_honest_at_most(
 def test_votes_lead_to_a_rung() -> None:
     assert [Ladder().voted([rung] * 10) for rung in (-7, -2, 0, 1)] == [-7, -2, 0, 1]
     assert Ladder().voted([]) is None
+
+
+@given(st.lists(st.integers(LOWEST, HIGHEST) | st.none(), min_size=1, max_size=60))
+def test_votes_come_out_of_their_mean_as_they_went_in(votes: list[int | None]) -> None:
+    mean = [sum(bins) / len(votes) for bins in zip(*map(Ladder.binned, votes), strict=True)]
+    assert list(Ladder.counted(mean, len(votes))) == sorted(vote for vote in votes if vote is not None)
+    assert list(Ladder.counted(np.float16(mean).tolist(), len(votes))) == list(Ladder.counted(mean, len(votes)))
+
+
+def test_votes_count_by_their_weights_and_what_is_no_mean_of_votes_is_nobodys() -> None:
+    three = [0.0] * RUNGS
+    three[-1 - LOWEST], three[2 - LOWEST] = 0.7, 0.3  # two clients of ten voted −1, and have 7 of 10 examples
+    assert Ladder.counted(three, 10) == (-1,) * 7 + (2,) * 3
+    for lie in (math.nan, math.inf, -0.01, 1.01):
+        assert Ladder.counted([lie, *three[1:]], 10) == ()
+    assert Ladder.counted(three[1:], 10) == Ladder.counted([0.0] * RUNGS, 10) == ()
 
 
 @given(st.lists(st.floats(-1, 1) | st.sampled_from(ODD[:3]), max_size=300))

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from fedhyper.automatic.ladder import RUNGS
 from fedhyper.flower import FedHyper, climbing_mod, mod
 from fedhyper.flower.records.layout import Layout
+from fedhyper.sim.rng import generator
 from tests.flower_apps import task
 from tests.flower_apps.suite import ADAMW, APPS, KERAS, PYTORCH, SKLEARN, run
 from tests.flower_support import LocalGrid
@@ -111,6 +113,78 @@ def test_clients_that_climb_need_no_second_round_and_no_company(nodes: int, capl
     assert "climbing_mod" not in caplog.text  # nobody is sent to what they have
     assert strategy.history[0]["clients_used"] == nodes
     assert 0.03 < strategy.history[1]["local_lr"] < 3 if nodes == 10 else strategy.history[1]["local_lr"] > 1e-3
+
+
+def masking(message: Message, context: Context, call_next: Any) -> Message:
+    """A mod outside the others: every number that leaves a node has noise on it, which the sum of all is free of."""
+    reply, t = call_next(message, context), message.content["config"]["server-round"]
+    me, nodes = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+
+    def masked(name: str, value: Any) -> np.ndarray[Any, Any]:
+        mine, other = (generator(7, "mask", t, name, i % nodes) for i in (me, me + 1))
+        return np.asarray(value + mine.normal(0, 10, np.shape(value)) - other.normal(0, 10, np.shape(value)))
+
+    sent, said = reply.content["arrays"], reply.content["metrics"]
+    metrics = {key: masked(key, np.array(value)).tolist() for key, value in said.items() if key != "num-examples"}
+    reply.content["arrays"] = ArrayRecord({n: Array(masked(n, a.numpy()).astype("f4")) for n, a in sent.items()})
+    reply.content["metrics"] = MetricRecord({"num-examples": 1, **metrics})
+    return reply
+
+
+def test_clients_that_climb_find_a_rate_under_secure_aggregation() -> None:
+    """Votes are bins of a sum. The run is the one that sees every reply, but for what the masks round."""
+    app = replace(PYTORCH, rounds=3, rate=1e-6)
+    rates = {}
+    for hidden, mods in ((False, (climbing_mod,)), (True, (masking, climbing_mod))):
+        strategy = FedHyper(FedAvg(fraction_evaluate=0.0), aggregate_only=hidden, norm_cap=0)
+        ours, result = run(app, strategy, LocalGrid(app.client(*mods), 10))
+        assert ours > 0.7
+        rates[hidden] = [row["local_lr"] for row in strategy.history]
+        assert not any("votes" in key for metrics in result.train_metrics_clientapp.values() for key in metrics)
+    assert 0.03 < rates[True][1] < 3
+    assert rates[True] == pytest.approx(rates[False], rel=0.02)  # the mean of their rates, then the one they voted for
+
+
+def test_masked_clients_that_cannot_climb_keep_the_hint() -> None:
+    app = replace(PYTORCH, rounds=3, rate=0.02)
+    strategy = FedHyper(FedAvg(fraction_evaluate=0.0), aggregate_only=True)
+    run(app, strategy, LocalGrid(app.client(masking, mod), 10))
+    assert [row["local_lr"] for row in strategy.history][:2] == pytest.approx([0.02] * 2)  # then it may rise
+
+
+def test_a_masked_client_without_a_vote_still_sends_bins() -> None:
+    """Replies of one form: Flower's mean ends the run where one has a metric that the others have not."""
+
+    def client(m: Message, c: Context) -> Message:
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        (0.0 * parameter.sum()).backward()  # no rate makes a difference
+        optimizer.step()
+        return task.answer(m, ArrayRecord([parameter.detach().numpy()]), x=1.0)
+
+    context = Context(1, 7, {"partition-id": 0, "num-partitions": 10}, RecordDict(), {})
+    sent = message(0.1, **{"fedhyper.climb": 10**0.5, "fedhyper.binned": True})
+    sent.content["arrays"] = ArrayRecord([np.ones(4, np.float32)])
+    metrics = climbing_mod(sent, context, client).content["metrics"]
+    assert metrics["fedhyper.votes"] == [0.0] * RUNGS
+    assert not {"fedhyper.vote", "fedhyper.gain"} & set(metrics)
+
+
+@pytest.mark.parametrize(("ratio", "rung"), [(10**0.5, -1), (10**0.1, -3), (1e-3, -1), (True, -1), ("x", -1)])
+def test_a_vote_is_in_rungs_of_the_server(ratio: Any, rung: int) -> None:
+    """1/2 goes to the minimum in one step; what cannot be a factor is not believed."""
+
+    def client(m: Message, c: Context) -> Message:
+        parameter = torch.nn.Parameter(torch.tensor(m.content["arrays"]["0"].numpy()))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        (parameter**2).sum().backward()
+        optimizer.step()
+        return task.answer(m, ArrayRecord([parameter.detach().numpy()]), x=1.0)
+
+    sent = message(0.1, **{"fedhyper.climb": ratio})
+    sent.content["arrays"] = ArrayRecord([np.full(4, 2, np.float32)])
+    context = Context(1, 7, {"partition-id": 0, "num-partitions": 10}, RecordDict(), {})
+    assert climbing_mod(sent, context, client).content["metrics"]["fedhyper.vote"] == rung
 
 
 def test_statistics_in_a_list_without_names_are_averaged_and_not_stepped() -> None:

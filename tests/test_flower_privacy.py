@@ -21,10 +21,11 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
+from fedhyper.automatic.ladder import RUNGS
 from fedhyper.errors import CheckpointRefused, TrainingStopped, UserError
 from fedhyper.flower import FedHyper, identify
 from fedhyper.flower.wire import GAIN, VOTE
-from fedhyper.privacy import RUNGS, Privacy
+from fedhyper.privacy import Privacy
 from tests.flower_support import LocalGrid, arrays, initial, numbers, same_bits
 
 NODES = 40

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedhyper.automatic.ladder import RUNGS
 from fedhyper.errors import UserError
 from fedhyper.lab.config.model import dump, make_config
 from fedhyper.lab.config.toml import parse_toml
 from fedhyper.lab.results.report import write_report
 from fedhyper.lab.running.run import run_experiment
-from fedhyper.privacy import ORDERS, RUNGS, Privacy
+from fedhyper.privacy import ORDERS, Privacy
 from fedhyper.sim.engines.hostile import ATTACKS, HostileEngine
 from fedhyper.storage.files import read_json
 

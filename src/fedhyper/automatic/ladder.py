@@ -15,13 +15,17 @@ others' data (below 0 at every useful rate where data are skewed), the plain med
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median_low
 
 from fedhyper.settings import check_settings, setting
 
 LOWEST, HIGHEST = -24, 8  # rungs: 1e-12 to 1e4 at r = √10; not constants of the rule, only where climbing ends
+RUNGS = HIGHEST - LOWEST + 1
+ROUNDED = 1e-3  # of a mean of votes: what float16 may have rounded, and less than the share of any client of 500
 TRIED = 1e-4  # the rate of the round that measures how far a client moves; any small one will do
 MOVE = (
     1e-3  # climbing begins where a local round moves the weights by this share of their length: only cost depends on it
@@ -107,6 +111,24 @@ class Ladder:
         """The rung nearest to what votes lead to, the lower of two; None without votes."""
         rung = math.log(self.settle(votes)) / math.log(self.ratio) if votes else math.nan
         return math.floor(rung + 0.5 - 1e-9) if votes else None
+
+    @staticmethod
+    def binned(vote: int | None) -> list[float]:
+        """A vote for a sum that hides who gave it: a number a rung from LOWEST to HIGHEST, 1 at its own, else 0."""
+        return [float(vote == rung) for rung in range(LOWEST, HIGHEST + 1)]
+
+    @staticmethod
+    def counted(shares: Sequence[float], clients: int) -> tuple[int, ...]:
+        """The votes of so many clients of which only the mean of ``binned`` is known, as many as voted, in order.
+
+        Each counts as much as its weight in that mean. (): nobody voted, or it is no such mean, for one of them sent
+        something else; then none is believed.
+        """
+        whole = sum(shares)
+        if len(shares) != RUNGS or not (min(shares) >= -ROUNDED and ROUNDED < whole <= 1 + ROUNDED):
+            return ()
+        voters, below = max(1, round(clients * whole)), list(accumulate(shares))
+        return tuple(LOWEST + bisect(below, whole * (i + 0.5) / voters) for i in range(voters))
 
     @staticmethod
     def candidates(voted: int | None, loses: Mapping[int, float]) -> list[int]:

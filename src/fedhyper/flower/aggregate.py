@@ -25,7 +25,7 @@ from fedhyper.flower.records.fair import alike, mean_sq_norm, weigh
 from fedhyper.flower.records.layout import Arrays, Layout, Opened, views
 from fedhyper.flower.records.replies import Expected, NodeReply, Refusal, sift, strip
 from fedhyper.flower.records.sums import mean
-from fedhyper.flower.wire import GAIN, LOSS, SQ_NORM, USED_LR, VOTE
+from fedhyper.flower.wire import GAIN, LOSS, SQ_NORM, USED_LR, VOTE, VOTES
 from fedhyper.loop import RoundReport
 
 _FAR, _ALIKE = 1e3, 3.0  # factors between rates and between lengths of updates: no client that heard is near either
@@ -101,7 +101,7 @@ class Aggregator:
         believed, rejected = sift(answers, expected, before, directions=self._caps)
         believed = answered = roster.in_order(believed)
         heard: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
-        climbers = self._climbers(believed) if expected.climbs else []
+        climbers = self._climbers(believed) if expected.climbs and not self.aggregate_only else []
         unheard = not climbers and self._unheard(believed, expected.rungs)
         votes: tuple[tuple[int, float], ...] | None = None
         at_lr = None  # the rate that updates at several are made one of
@@ -147,6 +147,7 @@ class Aggregator:
             passed += errors
         with nesting.noise_for(self.strategy, len(believed)):
             record, metrics = nesting.own(self.strategy, "aggregate_train")(server_round, passed)
+        metrics, counted = self._counted(metrics, len(believed), expected)
         nothing = nothing._replace(metrics=metrics)
         if record is None:  # it gave up, which is nobody's nonsense
             return nothing._replace(report=RoundReport())
@@ -155,7 +156,10 @@ class Aggregator:
             return nothing._replace(report=RoundReport(refused=len(believed) + len(rejected)))
 
         if self.aggregate_only:
-            heard = [dict(metrics or {})]
+            averaged = dict(metrics or {})
+            heard = [averaged]
+            # what one of them says is as masked as its update
+            nothing = nothing._replace(believed=[reply._replace(metrics=averaged) for reply in believed])
             counters = {name: after[name] for name in layout.counters}
             losses = self.losses.values(heard)
         if at_once:
@@ -175,8 +179,8 @@ class Aggregator:
             sq_norm=self._sq_norm(believed, heard[0]),
             statistics=statistics or None,
             refused=len(rejected),
-            votes=votes,
-            climbed=bool(climbers) or is_untold,
+            votes=votes if counted is None else counted,
+            climbed=bool(climbers) or is_untold or counted is not None,
             aggregate=None if steps else trained,
             stepped=trained if steps else None,
             enough=expected.enough,
@@ -199,6 +203,18 @@ class Aggregator:
             if isinstance(reply.metrics.get(VOTE), int) and isinstance(reply.metrics.get(GAIN), (int, float))
         ]
         return found if 2 * len(found) > len(believed) else []
+
+    def _counted(
+        self, metrics: MetricRecord | None, clients: int, expected: Expected
+    ) -> tuple[MetricRecord | None, tuple[tuple[int, float], ...] | None]:
+        """The means of masked clients' metrics without their votes, and these; None: there are none of that kind."""
+        shares = None if metrics is None else metrics.get(VOTES)
+        if self.ladder is None or metrics is None or not (self.aggregate_only and isinstance(shares, list)):
+            return metrics, None
+        others = MetricRecord({key: value for key, value in metrics.items() if key != VOTES})
+        # what they gained is not told; votes that nobody asked for any more are not counted
+        votes = tuple((rung, 0.0) for rung in self.ladder.counted(shares, clients))
+        return others, votes if expected.climbs else None
 
     def _near_the_best(
         self, believed: list[NodeReply], rejected: list[Refusal], expected: Expected

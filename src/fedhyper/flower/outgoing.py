@@ -15,7 +15,7 @@ from fedhyper.automatic.tries import Tries
 from fedhyper.flower.aggregate import Aggregate
 from fedhyper.flower.losses import first_number
 from fedhyper.flower.records.layout import Arrays
-from fedhyper.flower.wire import CLIENT, CLIMB, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR, USED_LR
+from fedhyper.flower.wire import BINNED, CLIENT, CLIMB, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR, USED_LR
 from fedhyper.loop import LoopState
 from fedhyper.schedulers import FedHyperCL
 
@@ -76,13 +76,13 @@ def spread_rates(ladder: Ladder, messages: list[Message], state: LoopState, entr
     A client that can try several rates by itself is told that it may.
     """
     rungs = Tries(ladder, state.plan.tried).spread(len(messages))
-    _extend(messages, lambda i: {**dict.fromkeys(entries, ladder.rate(rungs[i])), CLIMB: True})
+    _extend(messages, lambda i: {**dict.fromkeys(entries, ladder.rate(rungs[i])), CLIMB: ladder.ratio})
     return {message.metadata.dst_node_id: rung for message, rung in zip(messages, rungs, strict=True)}
 
 
-def let_climb(messages: list[Message]) -> None:
-    """Tell clients that can try several rates by themselves that they may."""
-    _extend(messages, lambda _: {CLIMB: True})
+def let_climb(ladder: Ladder, messages: list[Message], *, binned: bool) -> None:
+    """Tell clients that can try several rates by themselves that they may. ``binned``: nobody will see their votes."""
+    _extend(messages, lambda _: {CLIMB: ladder.ratio} | ({BINNED: True} if binned else {}))
 
 
 def attach_rule(

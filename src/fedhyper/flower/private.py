@@ -21,6 +21,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
+from fedhyper.automatic.ladder import RUNGS
 from fedhyper.errors import UserError
 from fedhyper.flower.aggregate import Aggregate, Aggregator
 from fedhyper.flower.inner import nesting
@@ -28,7 +29,7 @@ from fedhyper.flower.nodes import Roster
 from fedhyper.flower.records.layout import Arrays, Layout, pack
 from fedhyper.flower.records.replies import Expected, NodeReply, sift
 from fedhyper.flower.wire import VOTE
-from fedhyper.privacy import RUNGS, Privacy
+from fedhyper.privacy import Privacy
 
 _AVERAGING = (FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad, FedYogi)
 

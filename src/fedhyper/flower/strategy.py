@@ -209,11 +209,12 @@ class FedHyper(Strategy):
             self._warn_once("rate", "the strategy sets %s itself; FedHyper's rate is sent instead", entries[-1])
         if run.client_rule is not None:
             attach_rule(run.client_rule, messages, run.state, self.send_delta)
-        self._rungs, ladder = {}, None if self.aggregate_only else run.plan.ladder
+        self._rungs, ladder = {}, run.plan.ladder
         self._climbs = run.state.climbs and ladder is not None
-        if self._climbs and self._terms is not None:  # a rate each would be compared by losses, which have no noise
-            let_climb(messages)
-        elif run.state.climbs and ladder is not None:
+        # a rate each would be compared by losses: in a private run these have no noise, and masked they are not seen
+        if ladder is not None and self._climbs and (self._terms is not None or self.aggregate_only):
+            let_climb(ladder, messages, binned=self.aggregate_only)
+        elif ladder is not None and self._climbs:
             self._rungs = spread_rates(ladder, messages, run.state, entries)
             self._few = None if self._rounds is None else too_few(len(messages), self._rounds)
         self._asked = {message.metadata.dst_node_id for message in messages}

@@ -16,7 +16,8 @@ PREFIX = "fedhyper."
 LOCAL_LR = "local-lr"  # β_t, a finite number above 0
 SERVER_ROUND = "server-round"  # Flower's own: the round, from 1
 
-CLIMB = f"{PREFIX}climb"  # True: a client that can may try several rates
+CLIMB = f"{PREFIX}climb"  # the factor between two rates, of which a client that can may try several
+BINNED = f"{PREFIX}binned"  # True: only sums of replies are looked at, so that votes come as VOTES
 
 # Server to client, in the train config, too: a record of their own is more than Flower's own mods put up with
 CLIENT = f"{PREFIX}client."  # before each setting of the rule that clients run each step (FedHyper-CL)
@@ -31,6 +32,7 @@ MEAN_LOSS = f"{PREFIX}train-loss"  # mean over the local steps, each before the 
 USED_LR = f"{PREFIX}lr"  # the rate that was really used
 VOTE = f"{PREFIX}vote"  # the rung a client liked best, of several it tried; GAIN: what that gained
 GAIN = f"{PREFIX}gain"
+VOTES = f"{PREFIX}votes"  # in place of both: a list of numbers that a mean can be made of, see Ladder.binned
 SQ_NORM = f"{PREFIX}sq-norm"  # |Δ_m|²
 ROUND = f"{PREFIX}round"  # the round that is answered
 PARTITION = f"{PREFIX}partition"  # the partition that the node holds

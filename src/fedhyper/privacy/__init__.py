@@ -14,6 +14,6 @@ McMahan et al. 2018 (order), Andrew et al. 2021 (adaptive clipping), Mironov et 
 """
 
 from fedhyper.privacy.accountant import ORDERS
-from fedhyper.privacy.mechanism import RUNGS, Privacy
+from fedhyper.privacy.mechanism import Privacy
 
-__all__ = ["ORDERS", "RUNGS", "Privacy"]
+__all__ = ["ORDERS", "Privacy"]

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedhyper.arrays import Array, each, inner, plus
-from fedhyper.automatic.ladder import HIGHEST, LOWEST
+from fedhyper.automatic.ladder import LOWEST
 from fedhyper.privacy.accountant import epsilon
 from fedhyper.settings import check_settings, setting
 
 _COUNTING = 20.0  # Andrew et al.: noise on the count of clients below the clipping length, M/20
 _PACE = 0.2  # and the step of its logarithm
-RUNGS = HIGHEST - LOWEST + 1  # bins of votes
 
 
 @dataclass(frozen=True, kw_only=True)

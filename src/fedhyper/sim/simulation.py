@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fedhyper.arrays import cosine, inner
-from fedhyper.automatic.ladder import Ladder
+from fedhyper.automatic.ladder import RUNGS, Ladder
 from fedhyper.client.vectors import FlatModel
 from fedhyper.errors import UserError
 from fedhyper.guard import NORM_CAP
 from fedhyper.loop import LoopState, ServerLoop
-from fedhyper.privacy import RUNGS, Privacy
+from fedhyper.privacy import Privacy
 from fedhyper.sim.aggregate import Aggregate, judged
 from fedhyper.sim.climbing import climb
 from fedhyper.sim.cohorts import Cohorts, Sampling

@@ -12,13 +12,13 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from fedhyper.automatic.ladder import TRIED, Ladder
 from fedhyper.flower import wire
@@ -58,9 +58,10 @@ def climbing_mod(message: Message, context: Context, call_next: Call) -> Message
     context    the node's, as Flower gives it
     call_next  the next mod, or the app
     """
-    if not _asks_to_train(message) or not train_config(message).get(wire.CLIMB):
+    asked = train_config(message) if _asks_to_train(message) else ConfigRecord()
+    if not asked.get(wire.CLIMB):
         return mod(message, context, call_next)
-    ladder, scores, best = Ladder(), dict[int, float](), None
+    ladder, scores, best = _ladder(asked[wire.CLIMB]), dict[int, float](), None
     state, numbers = copy.deepcopy(context.state), _random_numbers()
 
     def train(given: Message, rate: float) -> _Trained:
@@ -90,12 +91,19 @@ def climbing_mod(message: Message, context: Context, call_next: Call) -> Message
             best, kept_state = reply, context.state
         scores[rung] = score
     context.state = kept_state
-    best = best or first
+    best, vote = best or first, ladder.vote(scores)
     if best is None:  # at any rate: let the client say what is wrong
         return mod(message, context, call_next)
-    if (vote := ladder.vote(scores)) is not None:
+    if asked.get(wire.BINNED):  # also where it has none: masked replies are all of one form
+        _report(best, {wire.VOTES: ladder.binned(vote)})
+    elif vote is not None:
         _report(best, {wire.VOTE: vote, wire.GAIN: ladder.gained(scores)})
     return best
+
+
+def _ladder(ratio: object) -> Ladder:
+    """With the rungs that the server counts by; what cannot be a factor between two rates is not believed."""
+    return Ladder(ratio) if isinstance(ratio, float) and 1 < ratio < math.inf else Ladder()
 
 
 def _asks_to_train(message: Message) -> bool:
@@ -124,7 +132,7 @@ def _train(message: Message, context: Context, call_next: Call, rate: float) -> 
     return _Trained(reply, said.get(wire.MEAN_LOSS, math.inf), watch.steps)
 
 
-def _report(reply: Message, said: dict[str, float]) -> None:
+def _report(reply: Message, said: Mapping[str, float | list[float]]) -> None:
     """Beside the client's own metrics; what it says itself stands."""
     for record in reply.content.metric_records.values() if reply.has_content() else ():
         for key, value in said.items():
