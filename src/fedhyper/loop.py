@@ -23,7 +23,7 @@ from fedhyper.automatic.auto import auto
 from fedhyper.averages import Averaging, Model
 from fedhyper.guard import all_finite
 from fedhyper.optimizers import Moments, ServerOptimizer
-from fedhyper.plan import Plan, PlanState, Seen
+from fedhyper.plan import Plan, PlanState, Seen, Shape
 
 
 class RoundReport(NamedTuple):
@@ -43,8 +43,7 @@ class RoundReport(NamedTuple):
     aggregate   w − Δ, where the host has it: a step of exactly Δ takes it as it is
     stepped     the weights a server optimizer of the host's own arrived at, which then takes the place of the loop's
     enough      whether trying rates out, one a client, is to end with this round: a run must not be all start
-    lift        with the votes: half rungs by which longer steps of the server were found to be better, and for how many
-                rounds, all of a run that the host has seen to its end
+    shape       with the votes: what the host found to be better for a run that it has seen to its end
     refuted     whether the host, on a rollback, asked many clients and found nothing damaged: the same report with
                 this set, to the same state, goes on instead
     """
@@ -60,7 +59,7 @@ class RoundReport(NamedTuple):
     stepped: Array | None = None
     refuted: bool = False
     enough: bool = False
-    lift: tuple[int, int] = (0, 0)
+    shape: Shape = Shape()
 
 
 class Decision(NamedTuple):
@@ -157,7 +156,7 @@ class ServerLoop:
         else:
             sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
             seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed, report.refuted)
-            plan = self.plan.update(state.plan, seen._replace(lift=report.lift))
+            plan = self.plan.update(state.plan, seen._replace(shape=report.shape))
         if plan.verdict == "damaged":
             good, fresh = state.good, self.steps_with.init()
             back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)

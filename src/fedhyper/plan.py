@@ -20,6 +20,27 @@ from fedhyper.optimizers import Average, ServerOptimizer
 from fedhyper.schedulers import LRState, Rule
 
 
+class Shape(NamedTuple):
+    """How the steps of a run that was seen to its end differ from those of one that was not.
+
+    lift    half rungs by which the global rate is above 1 in every round; more makes longer steps
+    fall    rungs by which the local rate falls from the first round to the last; more makes later steps shorter
+    rounds  how many were seen, 0 or more; what comes after them has a global rate of 1 and does not fall
+    """
+
+    lift: int = 0
+    fall: int = 0
+    rounds: int = 0
+
+    def global_lr(self, t: int, ratio: float) -> float:
+        """The global rate in round t, from 0."""
+        return float(ratio ** (self.lift / 2)) if t < self.rounds else 1.0
+
+    def fallen(self, t: int) -> float:
+        """Rungs by which the local rate has fallen by round t, from 0."""
+        return self.fall * t / (self.rounds - 1) if t < self.rounds > 1 else 0.0
+
+
 class Seen(NamedTuple):
     """What a plan is shown of a round; see ``loop.RoundReport``.
 
@@ -31,8 +52,7 @@ class Seen(NamedTuple):
     climbed  whether each of them tried several rates by itself
     refuted  whether many clients were asked after these losses raised an alarm, and there is no damage
     enough   whether trying rates out is to end with this round
-    lift     with the votes: half rungs by which longer steps of the server were found to be better, and for how many
-             rounds
+    shape    with the votes: what was found to be better for a run that was seen to its end
     """
 
     delta: Array
@@ -43,7 +63,7 @@ class Seen(NamedTuple):
     climbed: bool = False
     refuted: bool = False
     enough: bool = False
-    lift: tuple[int, int] = (0, 0)
+    shape: Shape = Shape()
 
 
 class PlanState(NamedTuple):

@@ -6,7 +6,8 @@
     harm     if most rounds meet a loss above the first one: the same, and for good   damage.py
     asked    where many clients can be: whether going back is better for what is kept  sim/start.py
     step     M_t = Δ_t + min(μ, k/(k + 2)) · M_t-1, w ← w − α M_t                     optimizers.py
-             α is 1; in a run so short that the start sees its end, what is best there  sim/start.py
+             α is 1; in a run so short that the start sees its end, α and how far the
+             local rate falls are what is best there                               sim/start.py
     keep     a mean over about the last quarter of the run                            averages.py
 
 Where clients train once a round, each tries one rate while the weights wait (tries.py). Nobody can be asked there, so a
@@ -29,7 +30,7 @@ from fedhyper.automatic.ladder import HIGHEST, LOWEST, Ladder
 from fedhyper.automatic.tries import NEAR, Tried, Tries
 from fedhyper.averages import LastRounds
 from fedhyper.optimizers import Momentum
-from fedhyper.plan import PlanState, Seen
+from fedhyper.plan import PlanState, Seen, Shape
 from fedhyper.settings import check_settings, setting
 
 LINEAR = 0.9  # a cosine above which an update is the last one over again: the rate is far too low
@@ -39,7 +40,7 @@ MOST_CUTS = 2.0  # rungs: a rate ten times too high by the votes is reached, and
 
 
 class AutoState(NamedTuple):
-    """What ``Auto`` remembers; the rate in force is ``base`` · e^``c`` · ratio^−``cuts``."""
+    """What ``Auto`` remembers; the rate in force is ``base`` · e^``c`` · ratio^−(``cuts`` + what ``shape`` says)."""
 
     phase: Literal["start", "follow"] = "start"
     t: int = 0  # rounds with a usable update
@@ -51,7 +52,7 @@ class AutoState(NamedTuple):
     times: int = 0  # how often there was damage
     damage: DamageState = DamageState()
     climbed: bool = False  # whether the votes are those of clients that tried several rates each
-    lift: tuple[int, int] = (0, 0)  # half rungs by which the global rate is above 1, and for how many rounds
+    shape: Shape = Shape()  # how steps differ in a run that was seen to its end
 
     @property
     def tried(self) -> Tried:
@@ -167,15 +168,14 @@ class Auto:
             alarm=alarm if alarm > 0 and old.t < 2 * self.voices and base > self._least(old) else math.inf,
         )
         h = float(cosine(seen.delta, seen.before))
-        lift = max(old.lift, seen.lift)
-        global_lr = float(self.ratio ** (lift[0] / 2)) if old.t < lift[1] else 1.0
+        shape = max(old.shape, seen.shape)
         known = old._replace(votes=votes, gains=gains, base=base, phase=phase, damage=damage)
         least = 0.0 if climbed else self._least(old)
         early = not climbed and old.t <= self.voices and base > least  # of a start that tells less: not an accident
         if damage.verdict == "damaged" and not early:
             return self._cut(state, known)
         if damage.verdict == "damaged" or damage.verdict == "harmed":  # the start was wrong: it is not come back to
-            lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least), lift=(0, 0))
+            lower = known._replace(t=old.t + 1, base=max(base / self.ratio, least), shape=shape._replace(lift=0))
             return PlanState(1.0, self._rate(lower), "damaged", math.nan, lower, climbs=starting)
         rises = not (climbed or starting) and self._idles(old, damage, seen.losses, h, state.hypergrad)
         base = base * self.ratio if rises else base  # nothing has happened, so nothing is risked
@@ -186,8 +186,10 @@ class Auto:
         healed = max(0.0, old.cuts - 1 / ((old.t + self.voices) * old.times)) if old.times else 0.0
         heard = damage._replace(rounds=0, worse=0) if starting else damage  # rates only tried out may well do harm
         heard = heard._replace(heard=()) if rises else heard  # what comes next is of another rate
-        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed, lift)
-        return PlanState(global_lr, self._rate(memory), damage.verdict, h, memory, climbs=starting)
+        memory = AutoState(phase, old.t + 1, base, votes, gains, c, healed, old.times, heard, climbed, shape)
+        return PlanState(
+            shape.global_lr(old.t, self.ratio), self._rate(memory), damage.verdict, h, memory, climbs=starting
+        )
 
     def _try(self, state: PlanState, seen: Seen) -> PlanState:
         """Clients tried one rate each. The weights wait (``climbs``) until that tells enough."""
@@ -229,11 +231,13 @@ class Auto:
     def _cut(self, state: PlanState, memory: AutoState) -> PlanState:
         """A rung less, which comes back by 1/(t + voices) a round, the second time half as fast."""
         cuts = min(memory.cuts + 1, MOST_CUTS)
-        memory = memory._replace(t=memory.t + 1, c=min(memory.c, 0.0), cuts=cuts, times=memory.times + 1, lift=(0, 0))
+        c, shape = min(memory.c, 0.0), memory.shape._replace(lift=0)  # what has fallen stays so: a rung less is less
+        memory = memory._replace(t=memory.t + 1, c=c, cuts=cuts, times=memory.times + 1, shape=shape)
         return PlanState(1.0, self._rate(memory), "damaged", math.nan, memory, climbs=memory.phase == "start")
 
     def _rate(self, memory: AutoState) -> float:
-        return float(memory.base * math.exp(memory.c) * self.ratio**-memory.cuts)
+        below = memory.cuts + memory.shape.fallen(memory.t)
+        return float(memory.base * math.exp(memory.c) * self.ratio**-below)
 
 
 def auto(*, local_lr: float = 0.01, global_lr: float = 1.0) -> Auto:

@@ -18,6 +18,7 @@ from fedhyper.client.vectors import FlatModel
 from fedhyper.errors import UserError
 from fedhyper.guard import NORM_CAP
 from fedhyper.loop import LoopState, ServerLoop
+from fedhyper.plan import Shape
 from fedhyper.privacy import Privacy
 from fedhyper.sim.aggregate import Aggregate, judged
 from fedhyper.sim.climbing import climb
@@ -249,7 +250,7 @@ class Simulation:
     def _step(self, state: RunState, start: Start | None = None) -> Step:
         """The round after ``state``, which stays as it is; the first of a run may have a ``start``."""
         plan, sent, started = self.method.plan, self._sent(state), time.perf_counter()
-        votes, lift = (None, (0, 0)) if start is None else (start.votes, (start.lift, self._left(state)))
+        votes, shape = (None, Shape()) if start is None else (start.votes, start.shape)
         if votes and plan.ladder is not None:
             sent = sent._replace(local_lr=plan.ladder.rate(votes[0][0]))
 
@@ -265,7 +266,7 @@ class Simulation:
             replies = judged(replies, sent, self.norm_cap)
         for reply in replies:
             total.add(reply)
-        report, trained = total.report(votes)._replace(lift=lift), time.perf_counter()
+        report, trained = total.report(votes)._replace(shape=shape), time.perf_counter()
         clip = total.next_clip() if isinstance(total, PrivateAggregate) else clip
 
         # α_t and β_t+1 from Δ_t and what went before, then w_t+1 = w_t − α_t · step(Δ_t), or a rollback

@@ -5,8 +5,8 @@
     race   the rate that votes led to, the one below, and the panel's own: twelve rounds of each, up to 24 where few
            clients train in a round or none has gained enough to tell, and the panel says which is best. Its rounds are
            the first of the run. A shorter run is raced to its end, and further only if nobody has surely gained by then
-    lift   in a run no longer than the longest race, seen to its end: global rates above 1, as long as the panel likes
-           them better
+    shape  in a run no longer than the longest race, seen to its end: global rates above 1, as long as the panel likes
+           them better, and then a local rate that falls
 
 A vote alone is blind where a client's examples are alike: with one class every rate, however high, lowers its own loss.
 The panel alone is blind where a cohort's classes are few: one round at any useful rate raises the others' loss. And a
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fedhyper.automatic.ladder import HIGHEST, LOWEST, Ladder
 from fedhyper.averages import Model
+from fedhyper.plan import Shape
 from fedhyper.sim.climbing import Votes, climb
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.engines.base import ClientTask, Engine, Sent
@@ -43,12 +44,12 @@ class Start(NamedTuple):
     """Where a run begins.
 
     votes   the rung that was found, with what the median client gained, as often as ``Ladder.voices`` asks; () if none
-    lift    half rungs by which the global rate is above 1, in a run that was seen to its end
+    shape   how steps differ in a run that was seen to its end
     trials  local rounds beyond those of an ordinary run, all clients together; the panel's batches are not counted
     """
 
     votes: Votes
-    lift: int = 0
+    shape: Shape = Shape()
     trials: int = 0
 
 
@@ -184,25 +185,25 @@ def find_start(
     voted = ladder.voted([rung for rung, _ in votes])
     below = {rung: mean for rung, mean in first.means.items() if voted is None or rung <= voted}
     seen = {rung: centre(panel.loses(sent.weights - mean))[0] for rung, mean in below.items()}
-    gain = median_low([gain for _, gain in votes]) if votes else 0.0
+    gain, even = median_low([gain for _, gain in votes]) if votes else 0.0, Shape()
 
-    def enter(rung: int, lift: int = 0) -> Entrant:
-        return Entrant(run(Start(((rung, gain),) * ladder.voices, lift)), panel)
+    def enter(rung: int, shape: Shape = even) -> Entrant:
+        return Entrant(run(Start(((rung, gain),) * ladder.voices, shape)), panel)
 
     after, whole = lengths(ladder, rounds, len(cohort)), rounds if rounds <= ladder.ahead else 0
     raced = race(ladder.candidates(voted, seen), voted, enter, ENOUGH * gain, after, whole)
     trials += raced.trials
     if raced.best is None or raced.winner is None:
         return Start((), trials=trials)
-    best, lift, winner = raced.best, 0, raced.winner
+    best, shape, winner = raced.best, even, raced.winner
     if raced.rounds <= rounds <= after[-1]:
         trials -= winner.run.trials
         judged = winner.judged(rounds)
         trials += winner.run.trials
         if judged is not None:
-            best, lift, cost = lifted(raced.best, judged, rounds, enter)
+            best, shape, cost = shaped(raced.best, judged, rounds, enter)
             trials += cost
-    return Start(((best, gain),) * ladder.voices, lift, trials)
+    return Start(((best, gain),) * ladder.voices, shape, trials)
 
 
 class Entrant:
@@ -307,24 +308,40 @@ def _best(ends: Mapping[int, Judged]) -> int:
     return by_score if ends[by_score].surely_better_than(ends[by_loss]) else by_loss
 
 
-def lifted(top: int, seen: Judged, rounds: int, enter: Callable[[int, int], Entrant]) -> tuple[int, int, int]:
-    """The rung, by how many half rungs the global rate is above 1, and how many local rounds it took to find that.
+def shaped(top: int, seen: Judged, rounds: int, enter: Callable[[int, Shape], Entrant]) -> tuple[int, Shape, int]:
+    """The rung, the shape of its steps in a run that is seen to its end, and how many local rounds it took to find.
 
-    A global rate of √r, r, r√r, … at the rung that won the race, ``top``, or at the one below, while that is surely
-    better than ``seen``. Only for a run that is seen to its end: such steps may do harm later. (Tried and worse: the
-    same rung alone; ever lower ones, which trades one rate for the other and ends at 1e4 and 3e-5; whole rungs, which
-    are too far apart where three rounds decide; quarters, which are not surely better than one another. No better: the
-    first twelve rounds of a run of 40 or 120; a run of 18 raced to its end as one of 12 is.)
+    First longer steps: a global rate of √r, r, r√r, … at the rung that won the race, ``top``, or at the one below, as
+    long as that is surely better than ``seen``. If there were any, the last need not be as long: then a local rate that
+    falls by a rung, two, … till the last round, with that global rate or half a rung more. Only for a run that is seen
+    to its end: long steps may do harm later. (Tried and worse: longer steps at the same rung alone; at ever lower ones,
+    which trades one rate for the other and ends at 1e4 and 3e-5; whole rungs, which are too far apart where three
+    rounds decide; quarters, which are not surely better than one another. No better: the first twelve rounds of a run
+    of 40 or 120; a run of 18 raced to its end as one of 12 is; to look on behind a global rate that is no better; a
+    fall where no longer step was better.)
     """
-    best, lift, trials = top, 0, 0
-    while lift < 2 * HIGHEST:  # only so that it ends
-        runs = {rung: enter(rung, lift + 1) for rung in range(max(top - 1, LOWEST), top + 1)}
-        ends = {rung: end for rung, one in runs.items() if (end := one.judged(rounds)) is not None}
-        trials += sum(one.run.trials for one in runs.values())
-        if not ends or not ends[longer := _best(ends)].surely_better_than(seen):
-            break
-        best, lift, seen = longer, lift + 1, ends[longer]
-    return best, lift, trials
+    at, trials = (top, Shape()), 0
+    for nearby in (_longer, _falling):
+        while tried := nearby(top, *at, rounds):
+            runs = [enter(*one) for one in tried]
+            ends = {i: end for i, one in enumerate(runs) if (end := one.judged(rounds)) is not None}
+            trials += sum(one.run.trials for one in runs)
+            if not ends or not ends[won := _best(ends)].surely_better_than(seen):
+                break
+            at, seen = tried[won], ends[won]
+    return (*at, trials)
+
+
+def _longer(top: int, _: int, shape: Shape, rounds: int) -> list[tuple[int, Shape]]:
+    longer = Shape(shape.lift + 1, shape.fall, rounds)
+    rungs = range(max(top - 1, LOWEST), top + 1)
+    return [(rung, longer) for rung in rungs if longer.lift <= 2 * HIGHEST]  # only so that it ends
+
+
+def _falling(_: int, best: int, shape: Shape, rounds: int) -> list[tuple[int, Shape]]:
+    fall = shape.fall + 1
+    lifts = (shape.lift, shape.lift + 1) if shape.lift and best - fall >= LOWEST else ()
+    return [(best, Shape(lift, fall, rounds)) for lift in lifts]
 
 
 def _surely_below(values: Sequence[float]) -> bool:
