@@ -250,6 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0, help="number of the first setting")
     parser.add_argument("--count", type=int, default=37, help="how many settings")
+    parser.add_argument("--rounds", type=int, default=1000, help="only the settings with at most so many rounds")
     parser.add_argument("--method", default="fedhyper", help="the method that is judged")
     parser.add_argument("--served", action="store_true", help="fedhyper where clients train once a round")
     parser.add_argument("--climbing", action="store_true", help="with --served: they try several rates in the start")
@@ -261,14 +262,14 @@ def main() -> None:
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.loads(line) for line in chosen.out.read_text().splitlines()] if chosen.out.exists() else []
     known = {(line["k"], line["method"]) for line in lines}
-    for k in range(chosen.first, chosen.first + chosen.count):
+    asked = [k for k in range(chosen.first, chosen.first + chosen.count) if draw(k)["rounds"] <= chosen.rounds]
+    for k in asked:
         for method in (chosen.method, *RIVALS):
             if (k, method) not in known:
                 lines.append(judge(k, method))
                 with chosen.out.open("a") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
-    inside = range(chosen.first, chosen.first + chosen.count)
-    print(table([line for line in lines if line["k"] in inside], chosen.method))
+    print(table([line for line in lines if line["k"] in asked], chosen.method))
 
 
 if __name__ == "__main__":

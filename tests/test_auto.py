@@ -16,7 +16,7 @@ from fedhyper import Auto, Momentum, RoundReport, Seen, Server, ServerLoop, auto
 from fedhyper.automatic.damage import Damage
 from fedhyper.automatic.follow import Follow
 from fedhyper.automatic.ladder import HIGHEST, LOWEST, RUNGS, TRIED, Ladder
-from fedhyper.plan import PlanState
+from fedhyper.plan import PlanState, Shape
 
 ODD = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 1e300)
 
@@ -259,7 +259,7 @@ def test_by_hand() -> None:
 
 def test_the_global_rate_is_above_one_where_that_was_looked_at_and_not_longer() -> None:
     plan = Auto(ratio=10.0, voices=2)
-    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, lift=(4, 4))
+    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, shape=Shape(4, 0, 4))
     state, rates = plan.update(plan.init(), begin), []
     for _ in range(5):
         rates.append(state.global_lr)
@@ -277,6 +277,22 @@ def test_the_global_rate_is_above_one_where_that_was_looked_at_and_not_longer() 
     damaged = plan.update(good, Seen([1.0], 0.0, (9.0, 9.0), 1.0))
     assert (good.global_lr, damaged.verdict) == (100.0, "damaged")
     assert plan.update(damaged, Seen([1.0], 0.0, (1.0, 1.0), 1.0)).global_lr == 1.0
+
+
+def test_a_local_rate_that_falls_does_so_until_the_last_round_that_was_seen() -> None:
+    plan = Auto(ratio=10.0, voices=2, gain=0.0)
+    begin = Seen([1.0], 0.0, (2.0, 2.0), 1.0, ((-1, 0.5),) * 2, climbed=True, shape=Shape(2, 2, 5))
+    state, rates = plan.update(plan.init(), begin), [0.1]  # the first round's rate is the one that was voted for
+    for _ in range(5):
+        rates.append(state.local_lr)
+        state = plan.update(state, Seen([1.0], 0.0, (1.0, 1.0), 1.0))
+    assert rates == pytest.approx([0.1 * 10**-fallen for fallen in (0, 0.5, 1, 1.5, 2, 0)])
+    state = plan.update(plan.init(), begin)
+    for _ in range(2):
+        state = plan.update(state, Seen([1.0], 0.0, (1.0, 1.0), 1.0))
+    damaged = plan.update(state, Seen([1.0], 0.0, (9.0, 9.0), 1.0))
+    assert damaged.local_lr == pytest.approx(0.1 * 10 ** -(2 + 1))  # what has fallen is not risen to by going back
+    assert damaged.global_lr == plan.update(damaged, Seen([1.0], 0.0, (1.0, 1.0), 1.0)).global_lr == 1.0
 
 
 def test_harm_lowers_the_rate_for_good_and_the_start_does_not_count() -> None:

@@ -38,7 +38,7 @@ def test_layer_1_runs_without_numpy_and_torch(tmp_path: Path) -> None:
 
 def test_every_public_name_is_exercised() -> None:
     text = SCRIPT.read_text()
-    inside = {"Auto", "LRState", "PlanState", "Seen"}  # what auto(), Scheduler and Server are made of
+    inside = {"Auto", "LRState", "PlanState", "Seen", "Shape"}  # what auto(), Scheduler and Server are made of
     inside |= {"Decision", "LoopState", "Model", "RoundReport", "ServerLoop", "Newest", "LastRounds"}
     inside |= {"log"}  # of the lab
     for name in set(fedhyper.__all__) - inside:

@@ -18,10 +18,11 @@ from fedhyper.averages import Model
 from fedhyper.lab.config.model import make_config
 from fedhyper.lab.running.build import make_simulation
 from fedhyper.lab.running.words import remarks
+from fedhyper.plan import Shape
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.engines.base import ClientTask, Reply, Sent
 from fedhyper.sim.registry import MODELS, register_model
-from fedhyper.sim.start import Entrant, Judged, Panel, centre, lengths, lifted, race
+from fedhyper.sim.start import Entrant, Judged, Panel, centre, lengths, race, shaped
 
 # --- who competes -------------------------------------------------------------------------------------------------
 
@@ -319,36 +320,58 @@ def test_without_candidates_there_is_no_race() -> None:
     assert (raced.best, raced.trials) == (None, 0)
 
 
-# --- the lift -----------------------------------------------------------------------------------------------------
+# --- the shape ----------------------------------------------------------------------------------------------------
 
 
-def lift(
-    courses: dict[tuple[int, int], Sequence[float | None]], lost: float = -1.0, noise: float = 0.0
-) -> tuple[int, int, int]:
-    """By (rung, half rungs of the global rate above 1) what becomes of a run of three rounds; it was -1 at rung -1."""
+def shape(
+    courses: dict[tuple[int, ...], Sequence[float | None]], lost: float = -1.0, noise: float = 0.0
+) -> tuple[int, ...]:
+    """Rung, lift, fall and local rounds, by what becomes of a run of three rounds with the first three; at rung -1 and
+    without either it was -1."""
     panel = panel_of(lambda client, w: w * (1 + (noise if client % 2 else -noise)))
-    return lifted(-1, Judged([lost] * 50, [0.0] * 50), 3, lambda *key: Entrant(Given(courses.get(key, [0.0])), panel))
+
+    def enter(rung: int, shape: Shape) -> Entrant:
+        assert shape.rounds == 3
+        key = (rung, shape.lift, shape.fall)
+        return Entrant(Given(courses.get(key if shape.fall else key[:2], [0.0])), panel)
+
+    rung, found, trials = shaped(-1, Judged([lost] * 50, [0.0] * 50), 3, enter)
+    assert found.rounds == (3 if found.lift else 0)
+    return rung, found.lift, found.fall, trials
 
 
 def test_the_global_rate_rises_while_that_is_surely_better() -> None:
-    assert lift({}) == (-1, 0, 6)  # two runs of three rounds: the same rung, and the one that keeps the product
-    assert lift({(-1, 1): [-1.5]}) == (-1, 1, 12)
-    assert lift({(-2, 1): [-1.5]}) == (-2, 1, 12)
-    assert lift({(-1, 1): [-1.5], (-2, 1): [-1.2], (-2, 2): [-2.0]}) == (-2, 2, 18)
-    assert lift({(-2, 1): [-1.5], (-3, 2): [-2.0]}) == (-2, 1, 12)  # the rates are not traded for one another
-    assert lift({(-1, 2): [-2.0]}) == (-1, 0, 6)  # nobody looks behind what is worse
-    assert lift({(-1, 1): [-1.1]}, noise=3.0)[:2] == (-1, 0)  # better on average, for half of them
+    assert shape({}) == (-1, 0, 0, 6)  # two runs of three rounds: the same rung, and the one that keeps the product
+    assert shape({(-1, 1): [-1.5]}) == (-1, 1, 0, 18)
+    assert shape({(-2, 1): [-1.5]}) == (-2, 1, 0, 18)
+    assert shape({(-1, 1): [-1.5], (-2, 1): [-1.2], (-2, 2): [-2.0]}) == (-2, 2, 0, 24)
+    assert shape({(-2, 1): [-1.5], (-3, 2): [-2.0]}) == (-2, 1, 0, 18)  # the rates are not traded for one another
+    assert shape({(-1, 2): [-2.0]}) == (-1, 0, 0, 6)  # nobody looks behind what is worse
+    assert shape({(-1, 1): [-1.1]}, noise=3.0)[:2] == (-1, 0)  # better on average, for half of them
 
 
-def test_a_lifted_run_that_breaks_off_is_not_taken() -> None:
-    assert lift({(-1, 1): [None], (-2, 1): [-5.0, -5.0, None]}) == (-1, 0, 4)
-    assert lift({(-1, 1): [None], (-2, 1): [-5.0]})[:2] == (-2, 1)
+def test_where_longer_steps_helped_the_last_ones_may_be_shorter() -> None:
+    longer: dict[tuple[int, ...], Sequence[float | None]] = {(-1, 1): [-1.5]}
+    assert shape({(-1, 0, 1): [-9.0]}) == (-1, 0, 0, 6)  # none helped: not asked for
+    assert shape({**longer, (-1, 1, 1): [-2.0]}) == (-1, 1, 1, 24)
+    assert shape({**longer, (-1, 2, 1): [-2.0], (-1, 2, 2): [-3.0]}) == (-1, 2, 2, 30)
+    assert shape({**longer, (-1, 1, 2): [-9.0]}) == (-1, 1, 0, 18)  # nobody looks behind what is worse
 
 
-def test_what_only_rises_comes_to_an_end() -> None:
+def test_a_longer_step_that_breaks_off_is_not_taken() -> None:
+    assert shape({(-1, 1): [None], (-2, 1): [-5.0, -5.0, None]}) == (-1, 0, 0, 4)
+    assert shape({(-1, 1): [None], (-2, 1): [-5.0]})[:2] == (-2, 1)
+
+
+def test_what_only_gets_better_comes_to_an_end() -> None:
     panel = panel_of(lambda client, w: w)
-    found = lifted(-24, Judged([0.0] * 50, [0.0] * 50), 1, lambda rung, lift: Entrant(Given([-float(lift)]), panel))
-    assert found[:2] == (-24, 16)  # and no rung below the lowest is tried
+
+    def enter(rung: int, shape: Shape) -> Entrant:
+        return Entrant(Given([-float(shape.lift + 100 * shape.fall)]), panel)
+
+    rung, found, _ = shaped(-20, Judged([0.0] * 50, [0.0] * 50), 1, enter)
+    assert (rung, found) == (-21, Shape(16 + 3, 3, 1))  # the last rate is the lowest there is
+    assert shaped(-24, Judged([0.0] * 50, [0.0] * 50), 1, enter)[:2] == (-24, Shape(16, 0, 1))  # no rung below it
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedhyper.baselines import Constant, Decay, FedExP
     from fedhyper.loop import Decision, LoopState, RoundReport, ServerLoop
     from fedhyper.optimizers import Adagrad, Adam, Average, Momentum, Yogi
-    from fedhyper.plan import Pair, PlanState, Seen
+    from fedhyper.plan import Pair, PlanState, Seen, Shape
     from fedhyper.schedulers import FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler
     from fedhyper.server import Server
     from fedhyper.theory import theorem1
@@ -49,6 +49,7 @@ __all__ = [
     "Seen",
     "Server",
     "ServerLoop",
+    "Shape",
     "Yogi",
     "auto",
     "log",
@@ -76,7 +77,7 @@ _HOMES = {
     "fedhyper.baselines": "Constant, Decay, FedExP",
     "fedhyper.loop": "Decision, LoopState, RoundReport, ServerLoop",
     "fedhyper.optimizers": "Adagrad, Adam, Average, Momentum, Yogi",
-    "fedhyper.plan": "Pair, PlanState, Seen",
+    "fedhyper.plan": "Pair, PlanState, Seen, Shape",
     "fedhyper.schedulers": "FedHyperCL, FedHyperG, FedHyperSL, LRState, Scheduler",
     "fedhyper.server": "Server",
     "fedhyper.theory": "theorem1",
