@@ -388,6 +388,27 @@ def test_the_rate_rises_only_while_nothing_happens() -> None:
     assert after((2.0,) * 9, 0.0, told_nothing) == 1
     assert after((2.0,) * 10, 0.0, told_nothing) == pytest.approx(10**0.5)  # ten have been heard, and nothing happened
     assert after((2.0,) * 10, 0.0, begun()) == 1
+    # clients may differ by more than there is to gain: then losses never say that something happens, but damage does
+    damaged = told_nothing._replace(memory=told_nothing.memory._replace(times=1))
+    assert after((2.0,) * 10, 0.0, damaged) == 1
+
+
+def test_where_every_rate_that_was_tried_diverges_the_one_that_was_given_is_not_begun_at() -> None:
+    lost, hint = -1e30, auto(local_lr=0.1)
+
+    def begins(*votes: tuple[int, float]) -> float:
+        return hint.update(hint.init(), Seen(0.0, losses=(2.0, 2.0), votes=votes, enough=True)).local_lr
+
+    assert begins((-6, lost), (-2, lost)) == pytest.approx(10**-3.5)
+    assert begins((0, lost), (2, lost)) == pytest.approx(0.1)  # it is lower than any of them
+    assert begins((-6, 0.0), (-2, lost)) == pytest.approx(0.1)
+
+
+def test_one_liar_of_three_or_four_does_not_say_how_far_clients_differ() -> None:
+    for honest in ((1.9, 2.0), (1.9, 2.0, 2.1)):
+        for lie in (-1e9, 1e9, math.nan, math.inf):
+            assert Damage().meet(Damage().init(), (*honest, lie)).margin < 1.5
+    assert Damage().meet(Damage().init(), (1.0, 2.0, 3.0)).margin == 2.0
 
 
 @given(

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,54 @@ def test_other_objectives_train_alike_on_every_engine(kind: str) -> None:
     assert slow[-1]["test_loss"] == pytest.approx(fast[-1]["test_loss"], rel=1e-3)
     assert fast[-1]["accuracy"] > 0.8
     assert fast[-1]["test_loss"] < fast[0]["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("too many", r"the model gives \(2, 3\), and the objective needs \(2, 2\); change the model"),
+        ("yes-no", r"the model gives \(2, 2\), and the objective needs \(2, 1\).* classes \(now 2\)"),
+        ("number", r"the model gives \(2, 2\), and the objective needs \(2,\)"),
+        ("tuple", r"the model gives tuple, and"),
+        ("loss", r"the objective's loss of 2 examples is a tensor of shape \(2,\); it must be one number for them all"),
+        ("score", r"the objective's score of 2 examples is float; it must be one number each, a tensor \[n\]"),
+        ("frozen", "nothing to train: every parameter is frozen"),
+    ],
+)
+def test_a_model_and_a_task_that_do_not_go_together_are_refused_in_one_line(what: str, says: str) -> None:
+    import torch
+    from torch import nn
+
+    from fedhyper.sim.data.objectives import CLASSES, YES_NO, numbers
+    from fedhyper.sim.data.tasks import Task
+
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    y, classes, outputs, objective = (x[:, 0] > 0).long(), 2, 2, CLASSES
+    if what == "too many":
+        outputs = 3
+    if what == "yes-no":
+        objective = YES_NO
+    if what == "number":
+        y, classes, objective = x[:, 0], 1, numbers(x[:, 0])
+    if what == "loss":
+        objective = replace(CLASSES, loss=lambda outputs, targets: (outputs.argmax(1) - targets).float())
+    if what == "score":
+        objective = replace(CLASSES, score=lambda outputs, targets: 1.0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, outputs))
+    if what == "tuple":
+        model.register_forward_hook(lambda _, inputs, outputs: (outputs, inputs))
+    model.requires_grad_(what != "frozen")
+    task = Task("own", x[:30], y[:30], x[30:], y[30:], classes, objective=objective)
+    with pytest.raises(UserError, match=says):
+        make_simulation("fedavg", task=task, model=model, local_lr=0.1)
+    assert model.training
+
+
+def test_targets_of_an_unknown_kind_are_refused() -> None:
+    from fedhyper.sim.data.objectives import CLASSES
+
+    with pytest.raises(UserError, match="targets = 'classes'; did you mean 'class'"):
+        replace(CLASSES, targets="classes")  # type: ignore[arg-type]
 
 
 def test_r2_is_what_statistics_has() -> None:

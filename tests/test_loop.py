@@ -198,6 +198,21 @@ def test_the_order_of_events_by_hand() -> None:
     assert [float(np.sum(seen.before)) for seen in plan.seen] == [0.0, 1.0, 2.5, 5.25, 0.0]
 
 
+def test_nonsense_from_everybody_twice_in_a_row_leads_back() -> None:
+    """From a wreck every client diverges; the good weights are at hand. One round may be a single client's doing."""
+    loop = ServerLoop(Scripted("fair", "fair"))
+    begun = loop.init(vector(1.0))
+    wrecked, _ = loop.update(begun, RoundReport(vector(1e30)))
+    once, first = loop.update(wrecked, RoundReport(refused=1))
+    assert (first.action, once.now) == ("idle", wrecked.now)
+    twice, second = loop.update(once, RoundReport(refused=1))
+    assert (second.action, twice.now, twice.mean, twice.idle) == ("rollback", begun.now, begun.now, 2)
+    stayed, asked = loop.update(once, RoundReport(refused=1, refuted=True))
+    assert (asked.action, stayed.now) == ("idle", wrecked.now)
+    assert loop.update(twice, RoundReport(refused=1))[1].action == "idle"  # there is nowhere else to go
+    assert loop.update(twice, RoundReport(vector(0.5)))[0].idle == 0
+
+
 def test_statistics_are_replaced_never_stepped_and_go_back_too() -> None:
     loop = ServerLoop(Scripted("good", "good", "damaged"))
     state = loop.init(vector(1.0), vector(7.0))

@@ -152,15 +152,13 @@ class ServerLoop:
             if delta is None or plan.climbs:
                 return _decided(state._replace(round=state.round + 1, plan=plan, idle=0), "idle", forget=False)
         elif delta is None:
-            return self._idle(state, refused=report.refused > 0)
+            return self._idle(state, refused=report.refused > 0, refuted=report.refuted)
         else:
             sq_norm = float(inner(delta, delta)) if report.sq_norm is None else report.sq_norm
             seen = Seen(delta, state.before, report.losses, sq_norm, report.votes, report.climbed, report.refuted)
             plan = self.plan.update(state.plan, seen._replace(shape=report.shape))
         if plan.verdict == "damaged":
-            good, fresh = state.good, self.steps_with.init()
-            back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)
-            return _decided(back, "rollback", forget=True)
+            return self._back(state, plan)
 
         if report.stepped is None:
             direction, moments = self.steps_with.update(state.moments, delta)
@@ -200,10 +198,22 @@ class ServerLoop:
         length = math.sqrt(float(inner(direction, direction)))
         return self.plan.graft * math.sqrt(float(inner(delta, delta))) / length if length > 0 else 0.0
 
-    def _idle(self, state: LoopState, *, refused: bool) -> tuple[LoopState, Decision]:
-        """Without a usable update the weights stay; that every reply was nonsense is news for the plan."""
+    def _back(self, state: LoopState, plan: PlanState) -> tuple[LoopState, Decision]:
+        good, fresh = state.good, self.steps_with.init()
+        back = LoopState(state.round + 1, good, good, good, 0, plan, fresh, before=0.0, idle=0)
+        return _decided(back, "rollback", forget=True)
+
+    def _idle(self, state: LoopState, *, refused: bool, refuted: bool = False) -> tuple[LoopState, Decision]:
+        """Without a usable update the weights stay; that every reply was nonsense is news for the plan.
+
+        In two rounds in a row it says that the weights are a wreck, from which every client diverges: back to the good
+        ones. Not in one: where one client trains in a round that would be this client's to decide.
+        """
         plan = self.plan.nonsense(state.plan) if refused else state.plan
         forget = refused and plan.verdict == "damaged"
+        if forget and state.idle and state.now is not state.good and not refuted:
+            back, decision = self._back(state, plan)
+            return back._replace(idle=state.idle + 1), decision
         moments, before = (self.steps_with.init(), 0.0) if forget else (state.moments, state.before)
         new = state._replace(round=state.round + 1, plan=plan, moments=moments, before=before, idle=state.idle + 1)
         return _decided(new, "idle", forget=forget)

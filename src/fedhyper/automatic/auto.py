@@ -27,7 +27,7 @@ from fedhyper.arrays import cosine
 from fedhyper.automatic.damage import Damage, DamageState
 from fedhyper.automatic.follow import Follow
 from fedhyper.automatic.ladder import HIGHEST, LOWEST, Ladder
-from fedhyper.automatic.tries import NEAR, Tried, Tries
+from fedhyper.automatic.tries import LOST, NEAR, Tried, Tries
 from fedhyper.averages import LastRounds
 from fedhyper.optimizers import Momentum
 from fedhyper.plan import PlanState, Seen, Shape
@@ -201,9 +201,11 @@ class Auto:
             rungs, gains = zip(*tries.tried, strict=True)
             waiting = old._replace(t=old.t + 1, votes=rungs, gains=gains, damage=damage)
             return PlanState(1.0, state.local_lr, "good", 0.0, waiting, climbs=True)
-        best, found = tries.best(), tries.found
+        best, found, lost = tries.best(), tries.found, [rung for rung, gain in tries.tried if gain <= -LOST]
         votes, gains = ((), ()) if best is None or found is None else ((found,), (best.gain,))
         base = old.base if found is None else self.ladder.rate(found)
+        if lost and len(lost) == len(tries.tried):  # every rate diverged: so would the one that was given, unless lower
+            base = min(base, self.ladder.rate(max(min(lost) - 1, LOWEST)))
         memory = AutoState("follow", 1, base, votes, gains, damage=Damage.met(damage))
         return PlanState(1.0, base, "good", 0.0, memory)
 
@@ -214,7 +216,10 @@ class Auto:
 
     def _idles(self, old: AutoState, damage: DamageState, losses: Sequence[float], h: float, last: float) -> bool:
         """Whether the rate is so low that nothing has happened yet: by losses, where it is known how far clients
-        differ, no more than twice that; and an update is the last one over again, or nothing was told about rates."""
+        differ, no more than twice that; and an update is the last one over again, or nothing was told about rates.
+        Damage and harm are something: clients may differ by more than there is to gain."""
+        if old.times or damage.harms:
+            return False
         # where single clients are not seen no loss can speak against a rise, so two rounds have to agree to it
         if not old.votes and damage.margin == 0:
             return min(h, last if old.t > 1 else 1.0) > LINEAR and old.t < 2 * self.voices

@@ -123,6 +123,11 @@ class Damage:
 
 
 def _width(values: Sequence[float]) -> float:
-    """How far clients differ: twice the way from the lower quartile to the median; what lies above adds nothing."""
+    """How far clients differ: twice the way from the lower quartile to the median; what lies above adds nothing. Of
+    three or four the lowest may be an odd one: at most three times the way from the median to the highest."""
     finite = sorted(value for value in values if math.isfinite(value))
-    return 2 * (finite[(len(finite) - 1) // 2] - finite[(len(finite) - 1) // 4]) if finite else 0.0
+    if not finite:
+        return 0.0
+    middle = finite[(len(finite) - 1) // 2]
+    below, above = middle - finite[(len(finite) - 1) // 4], finite[-1] - middle
+    return 2 * (min(below, 3 * above) if 2 < len(finite) < 5 else below)

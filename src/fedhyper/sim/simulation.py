@@ -25,6 +25,7 @@ from fedhyper.sim.climbing import climb
 from fedhyper.sim.cohorts import Cohorts, Sampling
 from fedhyper.sim.data.augment import Kind as AugmentKind
 from fedhyper.sim.data.augment import check_augment
+from fedhyper.sim.data.fitting import check_fit
 from fedhyper.sim.data.partition import Partition
 from fedhyper.sim.data.tasks import Task
 from fedhyper.sim.engines.base import Engine, Sent, gather, scatter
@@ -118,6 +119,7 @@ class Simulation:
         self.carry, self.norm_cap, self.aggregate = carry, norm_cap, aggregate
         self.privacy, self.rounds, self.warmup_rounds = privacy, rounds, warmup_rounds
         check_augment(augment, task)
+        check_fit(model, task)
         check_batches(model, task.train_x[0], partition.sizes, batch_size)
         self._flat = FlatModel(model)
         if isinstance(engine, str):

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedhyper.errors import UserError, did_you_mean
+
+Kind = Literal["class", "yes-no", "sequence", "number"]
 Pointwise = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -32,9 +35,13 @@ class Objective:
     score    score(outputs, targets) → one number or truth value an example, [n]; its mean is reported
     """
 
-    targets: Literal["class", "yes-no", "sequence", "number"]
+    targets: Kind
     loss: Pointwise
     score: Pointwise
+
+    def __post_init__(self) -> None:
+        if self.targets not in (kinds := get_args(Kind)):
+            raise UserError(f"an objective's targets = {self.targets!r}; {did_you_mean(str(self.targets), kinds)}")
 
     def summed_loss(self, outputs: Tensor, targets: Tensor) -> float:
         """The batch's loss times its number of examples."""
@@ -68,7 +75,8 @@ def _sequence_right(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(-1) == targets).double().mean(1)
 
 
-def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all numbers."""
     return F.mse_loss(outputs.view_as(targets), targets.to(outputs.dtype))
 
 
@@ -89,7 +97,7 @@ def numbers(test_y: Tensor) -> Objective:
         error = (outputs.view_as(targets) - targets).double().reshape(len(targets), -1)
         return 1 - (error**2).sum(1) / spread
 
-    return Objective(targets="number", loss=_squared_error, score=score)
+    return Objective(targets="number", loss=squared_error, score=score)
 
 
 def split_labels(objective: Objective, targets: Tensor) -> Tensor:
