@@ -198,6 +198,12 @@ def test_the_order_of_events_by_hand() -> None:
     assert [float(np.sum(seen.before)) for seen in plan.seen] == [0.0, 1.0, 2.5, 5.25, 0.0]
 
 
+@pytest.mark.parametrize("plan", ["auto", FedHyperG(), Constant()])
+def test_what_is_no_plan_is_refused_by_what_to_use(plan: Any) -> None:
+    with pytest.raises(TypeError, match=r"decides no pair of rates; use auto\(\), or Pair"):
+        ServerLoop(plan)
+
+
 def test_nonsense_from_everybody_twice_in_a_row_leads_back() -> None:
     """From a wreck every client diverges; the good weights are at hand. One round may be a single client's doing."""
     loop = ServerLoop(Scripted("fair", "fair"))

@@ -129,5 +129,5 @@ def _chart(axes: dict[str, Axis], found: Found, path: str) -> str:
         f"{text}\n\nAgainst the better of FedAvg and FedAvgM, its rates and decay chosen on the test set, on seeds "
         f"that nothing was chosen on: {mean:+.1f} points on average of {len(rows)} settings,\nbelow it in "
         f"{under} of them, at worst {worst.difference:+.1f} ({worst.setting.name}); {missed} targets are missed.\n"
-        f"[Every row, what is missed and what was not run]({path}results/robustness.md)"
+        f"[Every row, and what is missed]({path}results/robustness.md)"
     )

@@ -127,6 +127,11 @@ class ServerLoop:
     optimizer: ServerOptimizer | None = None
     average: Averaging | None = None
 
+    def __post_init__(self) -> None:
+        if not hasattr(self.plan, "nonsense"):  # a rule alone, say, or a name
+            what = f"plan = {self.plan!r} decides no pair of rates"
+            raise TypeError(f"{what}; use auto(), or Pair(global_rule=FedHyperG()) for a rule")
+
     @property
     def steps_with(self) -> ServerOptimizer:
         """The optimizer in force."""
