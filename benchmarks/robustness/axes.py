@@ -220,8 +220,8 @@ AXES: dict[str, Axis] = {
         late=2,
         note="Runs of 12 rounds or fewer are raced to their end "
         "([what was tried](start.md#short-runs-the-global-rate-too)).\ndigits, 3 rounds × 1 epoch, was 5.4 under "
-        "until local rates could fall: 57.6, now 65.6; FedAvgM at the oracle's rates without a fall ends at 56.8.\nThat "
-        "a fall was lacking was seen on these seeds, how it is found was chosen on others "
+        "until local rates could fall: 57.6, now 65.6; FedAvgM at the oracle's rates without a fall ends at 56.8.\n"
+        "That a fall was lacking was seen on these seeds, how it is found was chosen on others "
         "([figures](start.md#a-local-rate-that-falls)).\n"
         "Fashion-MNIST, 50 rounds, is met on six seeds; its first is late: "
         "FedAvgM is at 95 % after 16 and 26 rounds, fedhyper after 24 and 26. Tried there:\nrecency 7 (24, 26), "
