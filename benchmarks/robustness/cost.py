@@ -38,15 +38,19 @@ def seconds(setting: Setting) -> float:
     return float(trained * each + values["rounds"] / values["eval_every"] * test * 0.35 * each + _CELL)
 
 
+def _runs(setting: Setting) -> str:
+    return f"{setting.key} {setting.options} {setting.defended}"
+
+
 def plan(todo: Sequence[tuple[str, Sequence[Setting]]], store: Store) -> str:
     """What is run in which order: runs and minutes of one core from nothing, and how many runs come next.
 
     A setting that stands twice is counted once.
     """
-    lines, total, seen = [], 0.0, set[tuple[str, str]]()
+    lines, total, seen = [], 0.0, set[str]()
     for name, rows in todo:
-        new = [row for row in rows if (row.key, str(row.options)) not in seen]
-        seen |= {(row.key, str(row.options)) for row in rows}
+        new = [row for row in rows if _runs(row) not in seen]
+        seen |= {_runs(row) for row in rows}
         runs = sum(most(row) for row in new)
         nexts = len({(one.setting.key, one.word) for row in new for one in wanted(row, store)})
         spent = sum(most(row) * seconds(row) for row in new)

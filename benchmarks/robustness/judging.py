@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from benchmarks.robustness.oracle import Rival, search, tried
-from benchmarks.robustness.runs import Entry, Want
+from benchmarks.robustness.runs import CAP, Entry, Want
 from benchmarks.robustness.settings import Axis, Setting
 from benchmarks.robustness.store import Store
+from fedhyper.guard import NORM_CAP
 
 FINALISTS = 2
 NEAR = 0.95  # share of the oracle's end to which rounds are counted
@@ -64,13 +65,14 @@ def wanted(setting: Setting, store: Store) -> list[Want]:
 def most(setting: Setting) -> int:
     """About how many runs a row takes in all."""
     own = len(setting.ours or setting.seeds) * len(setting.starts)
-    if setting.options:
+    if setting.options or setting.defended:  # its rivals stand in another table
         return own
     return own + 2 * (max(setting.least, 4) + 7) * setting.search + FINALISTS * (len(setting.seeds) - setting.search)
 
 
 def _ours(setting: Setting) -> list[tuple[str, float, tuple[tuple[str, object], ...]]]:
-    return [(setting.method, start, tuple(setting.options.items())) for start in setting.starts]
+    options = setting.options | ({CAP: NORM_CAP} if setting.defended else {})
+    return [(setting.method, start, tuple(options.items())) for start in setting.starts]
 
 
 def judge(axis: Axis, setting: Setting, store: Store) -> Row | None:

@@ -51,8 +51,9 @@ def _markdown(axes: dict[str, Axis], found: Found, store: Store) -> str:
 
 
 def _rows(found: Found) -> list[Row]:
-    """Every row that is held against an oracle; one that stands in two tables once."""
-    rows = [row for rows in found.values() for setting, row in rows if row and not setting.options]
+    """Every row that is held against an oracle on equal terms; one that stands in two tables once."""
+    every = [row for rows in found.values() for _, row in rows if row]
+    rows = [row for row in every if not row.setting.options and not row.setting.defended]
     return list({row.setting.key: row for row in rows}.values())
 
 
@@ -125,9 +126,17 @@ def _chart(axes: dict[str, Axis], found: Found, path: str) -> str:
     worst, under = min(rows, key=lambda row: row.difference), sum(row.difference < 0 for row in rows)
     missed = sum(bool(row.misses) for name in axes for _, row in found[name] if row)
     mean = fmean(row.difference for row in rows)
+    defended = [row.difference for some in found.values() for _, row in some if row and row.setting.defended]
+    costs = (
+        f"\nBoth without the defence against hostile clients; with it as it comes, which the rivals still lack, "
+        f"{fmean(defended):+.1f} on average of {len(defended)}\nof these settings, at worst {min(defended):+.1f}."
+        if defended
+        else ""
+    )
     return (
         f"{text}\n\nAgainst the better of FedAvg and FedAvgM, its rates and decay chosen on the test set, on seeds "
         f"that nothing was chosen on: {mean:+.1f} points on average of {len(rows)} settings,\nbelow it in "
-        f"{under} of them, at worst {worst.difference:+.1f} ({worst.setting.name}); {missed} targets are missed.\n"
+        f"{under} of them, at worst {worst.difference:+.1f} ({worst.setting.name}); {missed} targets are missed."
+        f"{costs}\n"
         f"[Every row, and what is missed]({path}results/robustness.md)"
     )

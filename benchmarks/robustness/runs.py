@@ -23,6 +23,7 @@ from fedhyper.lab.results.stored import StoredRun, load_runs
 from fedhyper.lab.running.rule import rule
 from fedhyper.lab.sweep.grid import MAX_NAME, Cell, cell_name
 
+CAP = "norm_cap"  # among the options of fedhyper's runs, though it is a key of the config
 LAST = 3  # evaluations that a score is the mean of; fewer in runs of fewer than nine
 
 
@@ -74,7 +75,7 @@ class Want(NamedTuple):
         for key, value in self.setting.values.items():
             put(values, key, copy.copy(value))
         # nothing ends early: all have the same number of rounds, and a diverged run has the score of its last weights
-        values |= {"seed": self.seed, "max_bad_rounds": rounds, "checkpoint_every": 0, "norm_cap": 0.0}
+        values |= {"seed": self.seed, "max_bad_rounds": rounds, "checkpoint_every": 0, CAP: 0.0}
         if isinstance(self.who, Rival):
             method = {"fedavg": "decay-sl", "fedavgm": "decay-sl+momentum"} if self.who.decay > 1 else {}
             values |= {"method": method.get(self.who.method, self.who.method)}
@@ -82,8 +83,9 @@ class Want(NamedTuple):
             if self.who.decay > 1:
                 values["options"] = {"factor": self.who.decay ** (-1 / rounds)}
         else:
-            method_, start, options = self.who
-            values |= {"method": method_, "local_lr": start, "options": dict(options)}
+            method_, start, changed = self.who
+            options = dict(changed)
+            values |= {CAP: options.pop(CAP, 0.0), "method": method_, "local_lr": start, "options": options}
         name = cell_name([("run", self.word)]).removeprefix("run=")
         return Cell(f"{folder(self.setting)}/{name}"[: 2 * MAX_NAME], make_config(values, name))
 

@@ -49,6 +49,7 @@ class Setting:
     starts   fedhyper's initial local rates; one is enough, since it does not read it
     options  of fedhyper's, where they are changed: it is then held against its own run without the change
     method   fedhyper, or one that wraps it
+    defended whether fedhyper has ``norm_cap`` as it comes, the defence against hostile clients; rivals never have it
     """
 
     name: str
@@ -62,6 +63,7 @@ class Setting:
     ours: tuple[int, ...] = ()
     options: Flat = field(default_factory=dict)
     method: str = "fedhyper"
+    defended: bool = False
 
     @property
     def key(self) -> str:
