@@ -238,7 +238,7 @@ def test_a_gain_of_zero_holds_the_rate() -> None:
 
 
 def test_by_hand() -> None:
-    plan = Auto(ratio=10.0, voices=3, gain=1.0)
+    plan = Auto(ratio=10.0, voices=3, gain=0.5)  # which is 1 for rungs twice as far apart as √10 in the logarithm
     state = plan.init()
     assert (state.local_lr, state.climbs) == (0.01, True)
     state = plan.update(state, Seen([1.0, 0.0], 0.0, (2.0, 2.0), 1.0, ((-2, 0.5), (-1, 0.5)), climbed=True))

@@ -99,7 +99,12 @@ class Auto:
         low=1,
         high=1000,
     )
-    gain: float = setting(2.0, "step of the rate's logarithm, in rounds; raising it follows faster and noisier", low=0)
+    gain: float = setting(
+        2.0,
+        "step of the rate's logarithm, in rounds, for rungs √10 apart, and as much longer as others are further apart;"
+        " raising it follows faster and noisier",
+        low=0,
+    )
     share: float = setting(
         0.8,
         "weights count as damaged when this share of the fall of the loss so far is lost again; raising it bears more",
@@ -181,7 +186,7 @@ class Auto:
         base = base * self.ratio if rises else base  # nothing has happened, so nothing is risked
         # what is known to within a rung is moved by a rung; what was tried once a client by two, what was given by four
         reach = 1 if climbed else 2 if votes else 4
-        c = Follow(self.ratio**reach, self.gain, self.voices).update(old.c, h, old.t)
+        c = Follow(self.ratio**reach, self._gain, self.voices).update(old.c, h, old.t)
         # it heals in the steps of the rate, which shrink: a rate that did damage is not soon come back to
         healed = max(0.0, old.cuts - 1 / ((old.t + self.voices) * old.times)) if old.times else 0.0
         heard = damage._replace(rounds=0, worse=0) if starting else damage  # rates only tried out may well do harm
@@ -239,6 +244,11 @@ class Auto:
         c, shape = min(memory.c, 0.0), memory.shape._replace(lift=0)  # what has fallen stays so: a rung less is less
         memory = memory._replace(t=memory.t + 1, c=c, cuts=cuts, times=memory.times + 1, shape=shape)
         return PlanState(1.0, self._rate(memory), "damaged", math.nan, memory, climbs=memory.phase == "start")
+
+    @property
+    def _gain(self) -> float:
+        """Of the logarithm: a rate that is a wider rung off has further to go."""
+        return self.gain * math.log(self.ratio) / math.log(10**0.5)
 
     def _rate(self, memory: AutoState) -> float:
         below = memory.cuts + memory.shape.fallen(memory.t)

@@ -12,11 +12,11 @@ import fedhyper
 _FILES = ("automatic/*.py", "sim/climbing.py", "sim/start.py")
 # A rule keeps its name while the runs that are published, or kept in benchmarks/oracle.json, are its own to the bit.
 # Changed since: the start where clients train once, rounds that nobody was drawn for, panels of ten to 25 clients of
-# unlike sizes, runs of 24 rounds or fewer (twice), races decided by the score, two rounds of nonsense in a row,
-# and how far three or four clients differ, where fewer than ten voices decide. The five published runs (docs/results)
-# were begun again, and begin with the same rate and updates; of the benchmark's those that may be others were dropped,
-# and are run again.
-_SAME_RUNS = {"7eabda": "5f0f12"}
+# unlike sizes, runs of 24 rounds or fewer (twice), races decided by the score, two rounds of nonsense in a row, how far
+# three or four clients differ where fewer than ten voices decide, the step of a rate whose rungs are not √10 apart. The
+# five published runs (docs/results) were begun again, and begin with the same rate and updates; of the benchmark's
+# those that may be others were dropped, and are run again.
+_SAME_RUNS = {"3a0e81": "5f0f12"}
 
 
 @functools.cache
