@@ -50,47 +50,47 @@ def open_run(
     from fedhyper.sim.data.tasks import digests
 
     partition = sim.partition.to_json() | {"data": digests(sim.task)}
+    env = environment() | {"engine": engine, "begun_with_rounds": config.rounds}
     loaded = files.load_checkpoint() if known else None
     notes: list[str] = []
     if loaded and loaded[1]["round"] > config.rounds:
         raise too_long(files.path, loaded[1]["round"], config.rounds)
-    again = _check_restart(files, known) if known and loaded is None else []
     if known is None:
         files.write_config(config)
-        files.write_json("env.json", environment() | {"engine": engine})
         files.write_json("partition.json", partition)
     else:
-        notes += _check_world(files, partition, environment() | {"engine": engine})
-        if known.values() != config.values():
-            files.write_config(config)
+        again = [] if loaded else _check_restart(files, known)
+        notes += _check_world(files, partition, env) + again
     if loaded is None:
+        files.write_json("env.json", env)
         files.open_metrics(keep=0)
-        return notes + again
-    tensors, values, refused = loaded
-    _restore(files, config, sim, tensors, values)
-    for record in files.open_metrics(keep=values["metrics_bytes"], sha256=values.get("metrics_sha256")):
-        progress.add(record)
-    if progress.rounds != sim.round:
-        raise CheckpointRefused(
-            f"{files.path / 'metrics.jsonl'} ends with round {progress.rounds}, "
-            f"its checkpoint with round {sim.round}; one of them is not of this run: put it back, or {ANEW}"
-        )
-    return notes + refused
+    else:
+        tensors, values, refused = loaded
+        _restore(files, config, sim, tensors, values)
+        for record in files.open_metrics(keep=values["metrics_bytes"], sha256=values.get("metrics_sha256")):
+            progress.add(record)
+        if progress.rounds != sim.round:
+            raise CheckpointRefused(
+                f"{files.path / 'metrics.jsonl'} ends with round {progress.rounds}, "
+                f"its checkpoint with round {sim.round}; one of them is not of this run: put it back, or {ANEW}"
+            )
+        notes += refused
+    if known and known.values() != config.values():  # not before: a run that is refused stays what it was
+        files.write_config(config)
+    return notes
 
 
 def _check_restart(files: RunDirectory, known: Config) -> list[str]:
     """A run without a checkpoint begins again; refused if it had one, for its rounds would be cut off."""
     recorded = files.recorded()
-    if not recorded:
-        return []
     # The first checkpoint follows the round it is due in, and every end but a kill writes one.
     status = (files.read_json("summary.json") or {}).get("status", "running")
-    if status != "running" or recorded > (known.checkpoint_every or 1):
+    if recorded and (status != "running" or recorded > (known.checkpoint_every or 1)):
         raise CheckpointRefused(
             f"{files.path} has {recorded} rounds on record and no checkpoint to go on from; "
             f"put its checkpoint directory back, choose another --out, or {ANEW}"
         )
-    return [f"{files.path} was killed before its first checkpoint: it begins again"]
+    return [f"{files.path} was stopped before its first checkpoint: it begins again"]
 
 
 def _check_world(files: RunDirectory, partition: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -138,7 +138,20 @@ def _restore(
         sim.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, values["state"])
         restored = sim.round
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        if sizes := _other_sizes(tensors, sim.state()[0]):
+            raise CheckpointRefused(
+                f"{place}: the model had {sizes[0]:,} weights when this run began, and has {sizes[1]:,} now; "
+                f"make the plug-in what it was, choose another --out, or {ANEW}"
+            ) from error
         what = str(error) if type(error) is ValueError else type(error).__name__
         raise CheckpointRefused(f"{place}: not a state of this simulation ({what}); {ANEW}") from error
     if restored != values["round"]:
         raise CheckpointRefused(f"{place}: its state is not of the round it says; {ANEW}")
+
+
+def _other_sizes(before: dict[str, Any], now: dict[str, Any]) -> tuple[int, int] | None:
+    """How many numbers the first array has that is of another shape, then and now; None where there is none."""
+    for name, array in now.items():
+        if name in before and tuple(before[name].shape) != tuple(array.shape):
+            return before[name].size, array.numel()
+    return None
