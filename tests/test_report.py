@@ -217,6 +217,24 @@ def test_copies_of_a_run_are_one_run(tmp_path: Path) -> None:
     assert {run.name for run in group.runs} == {"copy", "seed1"}
 
 
+def test_runs_of_one_config_with_other_weights_are_no_copies(tmp_path: Path) -> None:
+    def changed(run: Path, **keys: object) -> None:
+        path = run / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+    for name in ("a", "b"):
+        write_run(tmp_path / name, rounds=4, method="fedhyper")
+    runs = load_runs([tmp_path])
+    (said,) = copies(runs, make_groups(runs))
+    assert said.startswith("Of 2 runs 1 has another's config and seed but other weights")
+    changed(tmp_path / "b", begun_with_rounds=2)  # a short run that was extended: its own setting
+    runs = load_runs([tmp_path])
+    groups = make_groups(runs)
+    assert [group.label for group in groups] == ["begun_with_rounds 2", "begun_with_rounds none"]
+    assert copies(runs, groups) == []
+    assert "| begun_with_rounds 2 |" in headline_table([tmp_path], "md")
+
+
 def test_tasks_and_lengths_have_parts_of_their_own(tmp_path: Path) -> None:
     for method in ("fedavg", "fedexp"):
         write_run(tmp_path / f"{method} a", method=method, task="mnist", rounds=4)

@@ -217,6 +217,25 @@ def test_extended_equals_never_stopped(tmp_path: Path, method: str) -> None:
     assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("method", "begun", "rounds", "told"),
+    [("fedhyper", 3, 5, True), ("fedhyper", 24, 25, True), ("fedhyper", 25, 26, False), ("fedavg", 3, 5, False)],
+)
+def test_a_short_run_that_is_extended_says_that_it_has_bits_of_its_own(
+    tmp_path: Path, method: str, begun: int, rounds: int, told: bool
+) -> None:
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    broken(tmp_path / "run", 2, method=method, rounds=begun)
+    summary = run_experiment(tiny(method=method, rounds=rounds), tmp_path / "run", resume=True, display=listener)
+    assert [f"begun with rounds = {begun}, for which it chose its rate" in note for note in notes] == [True] * told
+    assert summary.get("begun_with_rounds") == (begun if told else None)
+    assert read_json(tmp_path / "run" / "summary.json") == summary
+    again = run_experiment(tiny(method=method, rounds=rounds), tmp_path / "run", resume=True)
+    assert again.get("begun_with_rounds") == summary.get("begun_with_rounds")
+
+
 @pytest.mark.parametrize("t", [1, 2, 3, 5])
 def test_broken_off_anywhere(whole: Path, tmp_path: Path, t: int) -> None:
     out = broken(tmp_path / "run", t)
@@ -490,14 +509,10 @@ def test_metrics_that_are_too_short_or_no_metrics(tmp_path: Path) -> None:
     path = out / "metrics.jsonl"
     content = path.read_bytes()
     path.write_bytes(content[:100])
-    with pytest.raises(
-        CheckpointRefused, match=r"metrics.jsonl was cut: .* bytes.*; put it back, or delete the directory"
-    ):
+    with pytest.raises(CheckpointRefused, match=r"metrics.jsonl was cut: .* bytes.*; put it back, or delete"):
         run_experiment(tiny(), out, resume=True)
     path.write_bytes(b"{" * len(content))
-    with pytest.raises(
-        CheckpointRefused, match="was changed since its checkpoint; put it back, or delete the directory"
-    ):
+    with pytest.raises(CheckpointRefused, match="was changed since its checkpoint; put it back, or delete"):
         run_experiment(tiny(), out, resume=True)
 
 

@@ -60,7 +60,8 @@ def open_run(
         files.write_json("partition.json", partition)
     else:
         again = [] if loaded else _check_restart(files, known)
-        notes += _check_world(files, partition, env) + again
+        begun = (files.read_json("env.json") or {}).get("begun_with_rounds", known.rounds)
+        notes += _check_world(files, partition, env | {"begun_with_rounds": begun}) + again
     if loaded is None:
         files.write_json("env.json", env)
         files.open_metrics(keep=0)
@@ -75,9 +76,23 @@ def open_run(
                 f"its checkpoint with round {sim.round}; one of them is not of this run: put it back, or {ANEW}"
             )
         notes += refused
+        if _other_start(sim, begun):
+            progress.begun_with_rounds = begun
+            notes.append(
+                f"begun with rounds = {begun}, for which it chose its rate: its bits are not those of a run of "
+                f"rounds = {config.rounds} from the start"
+            )
     if known and known.values() != config.values():  # not before: a run that is refused stays what it was
         files.write_config(config)
     return notes
+
+
+def _other_start(sim: Simulation, begun: int) -> bool:
+    """Whether a start that knew of ``begun`` rounds may have chosen another rate than one that knows of all."""
+    ladder = sim.method.plan.ladder
+    if ladder is None or sim.privacy is not None:  # whose start is votes alone, however long the run
+        return False
+    return begun != sim.rounds and min(begun, sim.rounds) <= 2 * ladder.ahead  # the longest race
 
 
 def _check_restart(files: RunDirectory, known: Config) -> list[str]:

@@ -133,7 +133,7 @@ def machines(runs: Sequence[StoredRun]) -> str:
     seen: dict[str, tuple[dict[str, Any], int]] = {}
     for run in runs:
         if run.env:
-            env = {key: value for key, value in flatten(run.env).items() if key != "started"}
+            env = {key: value for key, value in flatten(run.env).items() if key not in ("started", "begun_with_rounds")}
             known = json.dumps(env, sort_keys=True, default=str)
             seen[known] = (env, seen.get(known, (env, 0))[1] + 1)
     if not seen:
