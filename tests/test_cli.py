@@ -143,6 +143,8 @@ def test_missing_and_damaged_data(
     assert call("data", "list") == 0
     assert capsys.readouterr().out.count(" missing ") == 4
     assert call("data", "check") == 0  # nobody asked for any of them
+    assert call("data", "check", "--help") == 0
+    assert "a dataset that was named is missing" in " ".join(re.sub("[│]", "", capsys.readouterr().out).split())
     assert call("data", "check", "mnist") == 5
     capsys.readouterr()
     assert call("data", "list", "--json") == 0
@@ -420,6 +422,7 @@ def test_a_narrow_screen_shows_fewer_columns_and_cuts_none(tmp_path: Path, width
 
 
 def test_words_for_numbers() -> None:
+    assert percent(-1.8e57) == "-1.8e+59 %"
     assert [duration(s) for s in (0, 7.26, 59, 200, 7500)] == ["0.0 s", "7.3 s", "59 s", "3 min 20 s", "2 h 05 min"]
     assert (percent(0.7125), percent(None), number(0.00012345), number(None)) == ("71.25 %", "-", "0.0001234", "-")
 

@@ -328,6 +328,24 @@ def test_a_diverged_run_stays_in_the_mean(tmp_path: Path) -> None:
     assert group.accuracy().mean == pytest.approx(sum(kept) / 2)  # type: ignore[union-attr]
 
 
+def test_a_regression_that_diverged_is_short_and_said_to_have(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for name in ("fedavg", "fedhyper"):
+            write_run(tmp_path / f"{name}{seed}", method=name, seed=seed, rounds=4)
+        _final(tmp_path / f"fedavg{seed}", -1.8e57 * (seed + 1))
+        _final(tmp_path / f"fedhyper{seed}", 0.9)
+    groups = make_groups(load_runs([tmp_path]))
+    title, why = headline(groups, make_series(groups)[0])
+    assert title == "fedhyper ends at 90.0 ± 0.0 %, fedavg diverged"
+    assert why.startswith("It ends at -2.7e+59 ± 1.3e+59 %.")
+    assert headline(groups[:1], make_series(groups[:1])[0])[0].startswith("fedavg diverged: -2.7e+59 ± 1.3e+59 % after")
+    for style in ("md", "latex"):
+        assert "00000" not in headline_table([tmp_path], style)
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    text = re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", page))
+    assert not re.search(r"\d{12}", text)
+
+
 def test_a_sweep_is_a_line_a_method_and_never_mixes_tasks(tmp_path: Path) -> None:
     for task in ("digits", "fmnist"):
         for method in ("fedavg", "fedexp"):
