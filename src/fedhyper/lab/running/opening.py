@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fedhyper.sim.simulation import Simulation
 
 
+class AnotherConfig(CheckpointRefused):
+    """The run in a directory is not of this config; whoever read the config from a file says which."""
+
+
 def known_config(files: RunDirectory, config: Config, resume: bool, engine: str) -> Config | None:
     """The config of the run that is there; None when this one is new. Refused unless ``config`` may continue it."""
     known = files.config()
@@ -30,7 +34,7 @@ def known_config(files: RunDirectory, config: Config, resume: bool, engine: str)
         raise UserError(f"{files.path} holds a run ({state}); {cure}, or choose another --out")
     differing = differences(config, known)
     if differing:
-        raise CheckpointRefused(
+        raise AnotherConfig(
             f"{files.path} holds a run of another config: {', '.join(differing)}; "
             f"use its values, choose another --out, or {ANEW}"
         )
