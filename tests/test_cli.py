@@ -120,6 +120,28 @@ def test_python_m_fedhyper() -> None:
         (["run", "{}", "local_lr=0.1", "local_lr=0.5"], "command line: local_lr is given twice; leave one out"),
         (["new", ""], "NAME = '' is not the name of a file"),
         (["new", "."], "NAME = '.' is not the name of a file"),
+        (["run", "{}", "--rounds", "3"], "no such option: --rounds; did you mean 'rounds=3'?"),
+        (["sweep", "{}", "--seed=0..2"], "no such option: --seed; did you mean 'seed=0..2'?"),
+        (["run", "{}", "kind=iid"], "command line: key 'kind' is not known; did you mean 'partition.kind'?"),
+        (["run", "{}", "Partition.Kind=iid"], "command line: key 'Partition' is not known; did you mean 'partition'?"),
+        (
+            ["run", "{}", "partition.Kind=iid"],
+            "command line: key 'partition.Kind' is not known; did you mean 'partition",
+        ),
+        (["run", "{}", "partition.alpha=0.1"], "is not known; did you mean 'partition.concentration'?"),
+        (["run", "{}", "partition=iid"], "did you mean 'partition.kind=iid'?"),
+        (["run", "{}", "local-lr=0.1"], "key 'local-lr' is not known; did you mean 'local_lr'?"),
+        (["run", "{}", "ROUNDS=3"], "key 'ROUNDS' is not known; did you mean 'rounds'?"),
+        (["run", "{}", "method=FedAvg"], "did you mean 'fedavg'?"),
+        (["run", "{}", "workers=2"], "key 'workers' is not known; it is no part of a config; write --workers VALUE"),
+        (["run", "{}", "seed=0..2"], "must be a whole number; several values are for fedhyper sweep"),
+        (["run", "{}", "local_lr=1,2"], "must be a number; several values are for fedhyper sweep"),
+        (["run", "digits.toml"], "there is no digits.toml here; fedhyper has one inside: write digits, or"),
+        (["run", "tiny"], "did you mean 'tiny.toml'?"),
+        (
+            ["sweep", "{}", "method=fedavg,fedavgm", "options.momentum=0.5,0.9"],
+            "it takes none; write fedavgm:options.momentum=VALUES",
+        ),
         (["data", "fetch", "mnst"], "did you mean 'mnist'?"),
         (["data", "fetch", "digits"], "digits come with scikit-learn: there is nothing to fetch or check"),
         (["data", "check", "mnist", "digits"], "digits come with scikit-learn"),
@@ -230,6 +252,18 @@ def test_experiments_of_the_package(capsys: pytest.CaptureFixture[str], toml: st
     assert 'task = "fmnist"' in Path("mine.toml").read_text()
     for name in starters():
         load_config(experiment_file(Path(name)))
+
+
+def test_a_file_that_is_called_like_an_experiment_of_the_package(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("new", "digits") == 0
+    capsys.readouterr()
+    assert call("run", "digits", "rounds=1", "--no-report", "--quiet") == 0
+    said = "digits is the config inside fedhyper; for the file digits.toml here write digits.toml"
+    assert capsys.readouterr().err == f"fedhyper: note: {said}\n"
+    Path("digits.toml").write_text("seed = 3\n")
+    other = fails(capsys, 4, "run", "digits.toml", "rounds=1")
+    assert "fedhyper: digits.toml: runs/digits/base holds a run of another config: " in other
+    assert "seed (3, not 0)" in other
 
 
 def test_an_experiment_whose_runs_are_beside_it(capsys: pytest.CaptureFixture[str], toml: str) -> None:
