@@ -293,6 +293,10 @@ def test_report_of_a_run(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert "both.html\n" in capsys.readouterr().out
     assert "<html" in Path("both.html").read_text("utf-8")
     assert Path("figures/accuracy-by-round.svg").is_file()
+    assert call("report", "runs", "--table", "csv", "--figures", "figures", "-o", "both.html") == 0
+    table = capsys.readouterr()
+    assert len(table.out.splitlines()) == 2, "a table goes into a file: what was written is said on stderr"
+    assert "accuracy-by-round.svg\n" in table.err
     assert call("report", "runs") == 0
     assert Path("report.html").is_file()
 
@@ -432,6 +436,19 @@ def test_a_page_replaces_a_page_and_nothing_else(capsys: pytest.CaptureFixture[s
     assert Path(toml).read_text() == TINY
     for _ in range(2):
         assert call("report", "one", "-o", "page") == 0
+
+
+def test_a_suffix_replaces_the_optimizer_that_a_method_has(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("methods", "fedavgm+adam") == 0
+    assert "fedavgm+adam: adam on the server, in place of server momentum\n" in capsys.readouterr().out
+    assert call("methods", "fedprox+adam") == 0
+    assert "fedprox+adam: a proximal term on each client; adam on the server\n" in capsys.readouterr().out
+
+
+def test_a_command_without_json_does_not_speak_of_it(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    for command in (["demo"], ["reproduce"], ["data", "fetch"]):
+        assert call(*command, "--help") == 0
+        assert "json" not in capsys.readouterr().out.lower()
 
 
 def test_the_command_that_comes_next_can_be_pasted(capsys: pytest.CaptureFixture[str], toml: str) -> None:
