@@ -316,6 +316,10 @@ def test_partition(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert call("partition", toml, "partition.kind=shards") == 0
     out = capsys.readouterr().out
     assert "1,437 examples, 6 clients, shards" in out
+    assert call("partition", toml, "clients=2", "privacy.noise=0.5", "--json") == 0, (
+        "who takes part in a round is no matter here"
+    )
+    assert json.loads(capsys.readouterr().out)["clients"] == 2
     assert call("partition", toml, "--json") == 0
     assert json.loads(capsys.readouterr().out)["clients"] == 6
 

@@ -8,7 +8,7 @@ go) is not in here, for it must not change a bit of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -251,15 +251,18 @@ _TABLES: dict[str, type[Strict]] = {"partition": PartitionConfig, "privacy": Pri
 KEYS = [*Config.model_fields, *(f"{table}.{name}" for table, kind in _TABLES.items() for name in kind.model_fields)]
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config in the TOML file at ``path``, then changed by ``key=value`` strings."""
+def load_config(path: Path, overrides: Sequence[str] = (), unread: Mapping[str, Any] | None = None) -> Config:
+    """The config in the TOML file at ``path``, then changed by ``key=value`` strings.
+
+    ``unread``: what stands for keys that the command does not read, so that it is not refused because of them.
+    """
     values = read_toml(path)
     changes: dict[str, Any] = {}
     for key, value in map(parse_override, overrides):
         if key in changes:  # as TOML and sweeps have it: nobody knows which one was meant
             raise UserError(f"command line: {key} is given twice; leave one out")
         changes[key] = value
-    put_all(values, changes)
+    put_all(values, changes | (unread or {}))
     try:
         return make_config(values, str(path), changes)
     except UserError as error:
