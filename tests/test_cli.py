@@ -22,7 +22,7 @@ from fedhyper.lab.config.model import load_config, make_config
 from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.live import LiveTable, round_table
-from fedhyper.lab.running.run import run_experiment
+from fedhyper.lab.running.run import Run, run_experiment
 from fedhyper.lab.running.words import duration, number, percent, sparkline
 from fedhyper.lab.starters import experiment_file, starters
 
@@ -496,6 +496,24 @@ def test_a_run_of_a_config_toml_is_called_after_its_directory(toml: str) -> None
     Path(toml).rename("mine/config.toml")
     assert call("run", "mine/config.toml", "rounds=1", "--quiet", "--no-report") == 0
     assert Path("runs/mine/base/summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("method", "says"), [("fedhyper", "finding the rate, 0.0 s so far"), ("fedavg", "0.0 s so far")]
+)
+def test_a_terminal_shows_what_the_first_round_is_about(tmp_path: Path, method: str, says: str) -> None:
+    from rich.console import Console
+
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Run(make_config({"rounds": 3, "clients": 10, "method": method}), tmp_path / "run") as run:
+        run.begin()
+        live = LiveTable(screen)
+        live.start(run)
+        live.end(run, run.summary)
+    drawn = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert f"round 1 of 3: {says}" in drawn
+    assert "a round," not in drawn
+    assert "local rate" not in drawn
 
 
 def test_displays(tmp_path: Path) -> None:
