@@ -23,7 +23,7 @@ from fedhyper.errors import StorageError, UserError
 from fedhyper.lab.results.comparing import baseline, comparability, unfinished
 from fedhyper.lab.results.curves import MAX_POINTS, bound_rows, curve_rows
 from fedhyper.lab.results.figures.make import make_figures, part_figures
-from fedhyper.lab.results.groups import copies, make_groups
+from fedhyper.lab.results.groups import copies, extended, make_groups
 from fedhyper.lab.results.headline import headline
 from fedhyper.lab.results.metrics import Stat, quantile
 from fedhyper.lab.results.overlap import dashes
@@ -232,6 +232,9 @@ def test_runs_of_one_config_with_other_weights_are_no_copies(tmp_path: Path) -> 
     groups = make_groups(runs)
     assert [group.label for group in groups] == ["begun_with_rounds 2", "begun_with_rounds none"]
     assert copies(runs, groups) == []
+    (said,) = extended(runs)
+    assert said.startswith("1 of 2 runs was begun with fewer or more rounds, and chose its rate for those")
+    assert said in re.sub(r"&#x27;", "'", write_report([tmp_path], tmp_path / "report.html").read_text())
     assert "| begun_with_rounds 2 |" in headline_table([tmp_path], "md")
 
 

@@ -8,7 +8,7 @@ go) is not in here, for it must not change a bit of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -251,7 +251,7 @@ _TABLES: dict[str, type[Strict]] = {"partition": PartitionConfig, "privacy": Pri
 KEYS = [*Config.model_fields, *(f"{table}.{name}" for table, kind in _TABLES.items() for name in kind.model_fields)]
 
 
-def load_config(path: Path, overrides: Sequence[str] = (), unread: Mapping[str, Any] | None = None) -> Config:
+def load_config(path: Path, overrides: Sequence[str] = (), unread: dict[str, Any] | None = None) -> Config:
     """The config in the TOML file at ``path``, then changed by ``key=value`` strings.
 
     ``unread``: what stands for keys that the command does not read, so that it is not refused because of them.

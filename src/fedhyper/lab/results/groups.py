@@ -183,6 +183,16 @@ def copies(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
     return found
 
 
+def extended(runs: Sequence[StoredRun]) -> list[str]:
+    """A sentence on the runs that are others than their configs say, for they were begun with other rounds."""
+    found = [run for run in runs if "begun_with_rounds" in settings_of(run)]
+    if not found:
+        return []
+    was, its = ("was", "its") if len(found) == 1 else ("were", "their")
+    what = f"{was} begun with fewer or more rounds, and chose {its}"
+    return [f"{len(found)} of {len(runs)} runs {what} rate for those; a new one has other bits ({_named(found)})."]
+
+
 def _named(runs: Sequence[StoredRun]) -> str:
     return ", ".join(run.name for run in runs[:3]) + (", …" if len(runs) > 3 else "")
 
