@@ -22,7 +22,7 @@ from fedhyper.lab.config.model import load_config, make_config
 from fedhyper.lab.running.display import JsonLines, PlainLines, make_display
 from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.live import LiveTable, round_table
-from fedhyper.lab.running.run import run_experiment
+from fedhyper.lab.running.run import Run, run_experiment
 from fedhyper.lab.running.words import duration, number, percent, sparkline
 from fedhyper.lab.starters import experiment_file, starters
 
@@ -120,6 +120,28 @@ def test_python_m_fedhyper() -> None:
         (["run", "{}", "local_lr=0.1", "local_lr=0.5"], "command line: local_lr is given twice; leave one out"),
         (["new", ""], "NAME = '' is not the name of a file"),
         (["new", "."], "NAME = '.' is not the name of a file"),
+        (["run", "{}", "--rounds", "3"], "no such option: --rounds; did you mean 'rounds=3'?"),
+        (["sweep", "{}", "--seed=0..2"], "no such option: --seed; did you mean 'seed=0..2'?"),
+        (["run", "{}", "kind=iid"], "command line: key 'kind' is not known; did you mean 'partition.kind'?"),
+        (["run", "{}", "Partition.Kind=iid"], "command line: key 'Partition' is not known; did you mean 'partition'?"),
+        (
+            ["run", "{}", "partition.Kind=iid"],
+            "command line: key 'partition.Kind' is not known; did you mean 'partition",
+        ),
+        (["run", "{}", "partition.alpha=0.1"], "is not known; did you mean 'partition.concentration'?"),
+        (["run", "{}", "partition=iid"], "did you mean 'partition.kind=iid'?"),
+        (["run", "{}", "local-lr=0.1"], "key 'local-lr' is not known; did you mean 'local_lr'?"),
+        (["run", "{}", "ROUNDS=3"], "key 'ROUNDS' is not known; did you mean 'rounds'?"),
+        (["run", "{}", "method=FedAvg"], "did you mean 'fedavg'?"),
+        (["run", "{}", "workers=2"], "key 'workers' is not known; it is no part of a config; write --workers VALUE"),
+        (["run", "{}", "seed=0..2"], "must be a whole number; several values are for fedhyper sweep"),
+        (["run", "{}", "local_lr=1,2"], "must be a number; several values are for fedhyper sweep"),
+        (["run", "digits.toml"], "there is no digits.toml here; fedhyper has one inside: write digits, or"),
+        (["run", "tiny"], "did you mean 'tiny.toml'?"),
+        (
+            ["sweep", "{}", "method=fedavg,fedavgm", "options.momentum=0.5,0.9"],
+            "it takes none; write fedavgm:options.momentum=VALUES",
+        ),
         (["data", "fetch", "mnst"], "did you mean 'mnist'?"),
         (["data", "fetch", "digits"], "digits come with scikit-learn: there is nothing to fetch or check"),
         (["data", "check", "mnist", "digits"], "digits come with scikit-learn"),
@@ -143,6 +165,8 @@ def test_missing_and_damaged_data(
     assert call("data", "list") == 0
     assert capsys.readouterr().out.count(" missing ") == 4
     assert call("data", "check") == 0  # nobody asked for any of them
+    assert call("data", "check", "--help") == 0
+    assert "a dataset that was named is missing" in " ".join(re.sub("[│]", "", capsys.readouterr().out).split())
     assert call("data", "check", "mnist") == 5
     capsys.readouterr()
     assert call("data", "list", "--json") == 0
@@ -230,6 +254,18 @@ def test_experiments_of_the_package(capsys: pytest.CaptureFixture[str], toml: st
         load_config(experiment_file(Path(name)))
 
 
+def test_a_file_that_is_called_like_an_experiment_of_the_package(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("new", "digits") == 0
+    capsys.readouterr()
+    assert call("run", "digits", "rounds=1", "--no-report", "--quiet") == 0
+    said = "digits is the config inside fedhyper; for the file digits.toml here write digits.toml"
+    assert capsys.readouterr().err == f"fedhyper: note: {said}\n"
+    Path("digits.toml").write_text("seed = 3\n")
+    other = fails(capsys, 4, "run", "digits.toml", "rounds=1")
+    assert "fedhyper: digits.toml: runs/digits/base holds a run of another config: " in other
+    assert "seed (3, not 0)" in other
+
+
 def test_an_experiment_whose_runs_are_beside_it(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     for _ in range(2):
         assert call("run", "digits", "method=fedavg", "rounds=1", "--out", "digits", "--no-report", "--quiet") == 0
@@ -257,6 +293,10 @@ def test_report_of_a_run(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert "both.html\n" in capsys.readouterr().out
     assert "<html" in Path("both.html").read_text("utf-8")
     assert Path("figures/accuracy-by-round.svg").is_file()
+    assert call("report", "runs", "--table", "csv", "--figures", "figures", "-o", "both.html") == 0
+    table = capsys.readouterr()
+    assert len(table.out.splitlines()) == 2, "a table goes into a file: what was written is said on stderr"
+    assert "accuracy-by-round.svg\n" in table.err
     assert call("report", "runs") == 0
     assert Path("report.html").is_file()
 
@@ -276,6 +316,10 @@ def test_partition(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert call("partition", toml, "partition.kind=shards") == 0
     out = capsys.readouterr().out
     assert "1,437 examples, 6 clients, shards" in out
+    assert call("partition", toml, "clients=2", "privacy.noise=0.5", "--json") == 0, (
+        "who takes part in a round is no matter here"
+    )
+    assert json.loads(capsys.readouterr().out)["clients"] == 2
     assert call("partition", toml, "--json") == 0
     assert json.loads(capsys.readouterr().out)["clients"] == 6
 
@@ -398,6 +442,19 @@ def test_a_page_replaces_a_page_and_nothing_else(capsys: pytest.CaptureFixture[s
         assert call("report", "one", "-o", "page") == 0
 
 
+def test_a_suffix_replaces_the_optimizer_that_a_method_has(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    assert call("methods", "fedavgm+adam") == 0
+    assert "fedavgm+adam: adam on the server, in place of server momentum\n" in capsys.readouterr().out
+    assert call("methods", "fedprox+adam") == 0
+    assert "fedprox+adam: a proximal term on each client; adam on the server\n" in capsys.readouterr().out
+
+
+def test_a_command_without_json_does_not_speak_of_it(capsys: pytest.CaptureFixture[str], toml: str) -> None:
+    for command in (["demo"], ["reproduce"], ["data", "fetch"]):
+        assert call(*command, "--help") == 0
+        assert "json" not in capsys.readouterr().out.lower()
+
+
 def test_the_command_that_comes_next_can_be_pasted(capsys: pytest.CaptureFixture[str], toml: str) -> None:
     assert call("new", "we ird") == 0
     assert capsys.readouterr().out.endswith("next: fedhyper run 'we ird.toml'\n")
@@ -420,6 +477,7 @@ def test_a_narrow_screen_shows_fewer_columns_and_cuts_none(tmp_path: Path, width
 
 
 def test_words_for_numbers() -> None:
+    assert percent(-1.8e57) == "-1.8e+59 %"
     assert [duration(s) for s in (0, 7.26, 59, 200, 7500)] == ["0.0 s", "7.3 s", "59 s", "3 min 20 s", "2 h 05 min"]
     assert (percent(0.7125), percent(None), number(0.00012345), number(None)) == ("71.25 %", "-", "0.0001234", "-")
 
@@ -438,6 +496,24 @@ def test_a_run_of_a_config_toml_is_called_after_its_directory(toml: str) -> None
     Path(toml).rename("mine/config.toml")
     assert call("run", "mine/config.toml", "rounds=1", "--quiet", "--no-report") == 0
     assert Path("runs/mine/base/summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("method", "says"), [("fedhyper", "finding the rate, 0.0 s so far"), ("fedavg", "0.0 s so far")]
+)
+def test_a_terminal_shows_what_the_first_round_is_about(tmp_path: Path, method: str, says: str) -> None:
+    from rich.console import Console
+
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Run(make_config({"rounds": 3, "clients": 10, "method": method}), tmp_path / "run") as run:
+        run.begin()
+        live = LiveTable(screen)
+        live.start(run)
+        live.end(run, run.summary)
+    drawn = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert f"round 1 of 3: {says}" in drawn
+    assert "a round," not in drawn
+    assert "local rate" not in drawn
 
 
 def test_displays(tmp_path: Path) -> None:

@@ -200,8 +200,12 @@ def test_a_wrong_request_is_refused_in_one_line(name: str, shape: tuple[int, ...
 
 def test_batch_norm_over_one_number_a_channel_is_refused_before_the_first_round() -> None:
     model, one = build("resnet18", (1, 8, 8), width=4, norm="batch"), torch.zeros(1, 8, 8)
-    with pytest.raises(UserError, match=r"batch_size = 16 leaves client 1 .* norm = .group"):
-        check_batches(model, one, [32, 33], 16)
+    with pytest.raises(UserError, match=r"batch_size = 16 leaves client 1 .* use batch_size = 18, or .* norm = .group"):
+        check_batches(model, one, [32, 33, 18], 16)  # 17 leaves one of 18
+    with pytest.raises(UserError, match=r"^client 2 holds one example.* use partition.min_size = 2, or"):
+        check_batches(model, one, [32, 33, 1], 16)
+    with pytest.raises(UserError, match=r"use batch_size = 2, or"):
+        check_batches(model, one, [4], 1)
     check_batches(model, one, [32, 34], 16)
     check_batches(build("resnet18", (1, 8, 8), width=4), one, [33], 16)
     check_batches(build("resnet18", (1, 28, 28), width=4, norm="batch"), torch.zeros(1, 28, 28), [33], 16)

@@ -161,6 +161,10 @@ def test_runs_of_another_rule_are_not_lent(tmp_path: Path) -> None:
     (mine / "env.json").write_text(json.dumps(env | {"rule": rule()}))
     publish(mine, tmp_path / "runs")
     assert Shelf(published=tmp_path / "runs").find(planned(mine).cell.config) is not None
+    summary = json.loads((mine / "summary.json").read_text())
+    (mine / "summary.json").write_text(json.dumps(summary | {"begun_with_rounds": 3}))
+    publish(mine, tmp_path / "runs")
+    assert Shelf(published=tmp_path / "runs").find(planned(mine).cell.config) is None, "it was extended"
 
 
 def test_a_run_of_another_rule_in_the_way_is_named(tmp_path: Path) -> None:

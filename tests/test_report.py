@@ -23,7 +23,7 @@ from fedhyper.errors import StorageError, UserError
 from fedhyper.lab.results.comparing import baseline, comparability, unfinished
 from fedhyper.lab.results.curves import MAX_POINTS, bound_rows, curve_rows
 from fedhyper.lab.results.figures.make import make_figures, part_figures
-from fedhyper.lab.results.groups import copies, make_groups
+from fedhyper.lab.results.groups import copies, extended, make_groups
 from fedhyper.lab.results.headline import headline
 from fedhyper.lab.results.metrics import Stat, quantile
 from fedhyper.lab.results.overlap import dashes
@@ -217,6 +217,27 @@ def test_copies_of_a_run_are_one_run(tmp_path: Path) -> None:
     assert {run.name for run in group.runs} == {"copy", "seed1"}
 
 
+def test_runs_of_one_config_with_other_weights_are_no_copies(tmp_path: Path) -> None:
+    def changed(run: Path, **keys: object) -> None:
+        path = run / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+    for name in ("a", "b"):
+        write_run(tmp_path / name, rounds=4, method="fedhyper")
+    runs = load_runs([tmp_path])
+    (said,) = copies(runs, make_groups(runs))
+    assert said.startswith("Of 2 runs 1 has another's config and seed but other weights")
+    changed(tmp_path / "b", begun_with_rounds=2)  # a short run that was extended: its own setting
+    runs = load_runs([tmp_path])
+    groups = make_groups(runs)
+    assert [group.label for group in groups] == ["begun_with_rounds 2", "begun_with_rounds none"]
+    assert copies(runs, groups) == []
+    (said,) = extended(runs)
+    assert said.startswith("1 of 2 runs was begun with fewer or more rounds, and chose its rate for those")
+    assert said in re.sub(r"&#x27;", "'", write_report([tmp_path], tmp_path / "report.html").read_text())
+    assert "| begun_with_rounds 2 |" in headline_table([tmp_path], "md")
+
+
 def test_tasks_and_lengths_have_parts_of_their_own(tmp_path: Path) -> None:
     for method in ("fedavg", "fedexp"):
         write_run(tmp_path / f"{method} a", method=method, task="mnist", rounds=4)
@@ -308,6 +329,24 @@ def test_a_diverged_run_stays_in_the_mean(tmp_path: Path) -> None:
     assert last["accuracy"] == pytest.approx(sum(kept) / 2, rel=1e-4)
     assert group.accuracy() is not None
     assert group.accuracy().mean == pytest.approx(sum(kept) / 2)  # type: ignore[union-attr]
+
+
+def test_a_regression_that_diverged_is_short_and_said_to_have(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for name in ("fedavg", "fedhyper"):
+            write_run(tmp_path / f"{name}{seed}", method=name, seed=seed, rounds=4)
+        _final(tmp_path / f"fedavg{seed}", -1.8e57 * (seed + 1))
+        _final(tmp_path / f"fedhyper{seed}", 0.9)
+    groups = make_groups(load_runs([tmp_path]))
+    title, why = headline(groups, make_series(groups)[0])
+    assert title == "fedhyper ends at 90.0 ± 0.0 %, fedavg diverged"
+    assert why.startswith("It ends at -2.7e+59 ± 1.3e+59 %.")
+    assert headline(groups[:1], make_series(groups[:1])[0])[0].startswith("fedavg diverged: -2.7e+59 ± 1.3e+59 % after")
+    for style in ("md", "latex"):
+        assert "00000" not in headline_table([tmp_path], style)
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    text = re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", page))
+    assert not re.search(r"\d{12}", text)
 
 
 def test_a_sweep_is_a_line_a_method_and_never_mixes_tasks(tmp_path: Path) -> None:

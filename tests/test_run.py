@@ -27,6 +27,7 @@ from fedhyper.lab.running.interrupt import Interrupted
 from fedhyper.lab.running.progress import Record, Silent
 from fedhyper.lab.running.run import Run, run_experiment
 from fedhyper.lab.running.words import closing, title
+from fedhyper.sim.simulation import Simulation
 from fedhyper.storage import checkpoint
 from fedhyper.storage.files import read_json
 
@@ -145,7 +146,9 @@ def test_the_environment_and_the_partition(whole: Path) -> None:
     assert env is not None
     assert partition is not None
     versions = {"fedhyper", "python", "torch", "numpy"}
-    assert versions | {"platform", "machine", "cpu_count", "git", "rule", "started", "imports", "engine"} == set(env)
+    assert versions | {"platform", "machine", "cpu_count", "git", "rule", "started", "imports", "engine"} | {
+        "begun_with_rounds"
+    } == set(env)
     assert env["engine"] == "simulator"
     assert env["torch"]
     assert partition["clients"] == 8
@@ -212,6 +215,25 @@ def test_extended_equals_never_stopped(tmp_path: Path, method: str) -> None:
     for t in (first, *later):
         run_experiment(tiny(method=method, rounds=t), tmp_path / "parts", resume=t > first)
     assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("method", "begun", "rounds", "told"),
+    [("fedhyper", 3, 5, True), ("fedhyper", 24, 25, True), ("fedhyper", 25, 26, False), ("fedavg", 3, 5, False)],
+)
+def test_a_short_run_that_is_extended_says_that_it_has_bits_of_its_own(
+    tmp_path: Path, method: str, begun: int, rounds: int, told: bool
+) -> None:
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    broken(tmp_path / "run", 2, method=method, rounds=begun)
+    summary = run_experiment(tiny(method=method, rounds=rounds), tmp_path / "run", resume=True, display=listener)
+    assert [f"begun with rounds = {begun}, for which it chose its rate" in note for note in notes] == [True] * told
+    assert summary.get("begun_with_rounds") == (begun if told else None)
+    assert read_json(tmp_path / "run" / "summary.json") == summary
+    again = run_experiment(tiny(method=method, rounds=rounds), tmp_path / "run", resume=True)
+    assert again.get("begun_with_rounds") == summary.get("begun_with_rounds")
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 5])
@@ -313,6 +335,21 @@ def test_some_keys_may_change(whole: Path, tmp_path: Path, key: str, value: Any)
     assert known.values() == tiny(**{key: value}).values()
 
 
+def test_a_run_that_is_refused_stays_what_it_was(whole: Path, tmp_path: Path) -> None:
+    out = copy(whole, tmp_path / "run")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def wider(config: Config, **settings: Any) -> Simulation:  # a plug-in whose default width was changed
+        return make_simulation(make_config(config.values() | {"model": "mlp"}), **settings)
+
+    with pytest.raises(CheckpointRefused) as caught:
+        run_experiment(tiny(rounds=9, eval_every=3), out, resume=True, make=wider)
+    assert "the model had 650 weights when this run began, and has 15,010 now; make the plug-in what it was" in str(
+        caught.value
+    )
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
 def test_what_is_there_is_not_overwritten(whole: Path, tmp_path: Path) -> None:
     out = copy(whole, tmp_path / "run")
     with pytest.raises(UserError, match=r"holds a run \(finished\); continue it with --resume"):
@@ -397,7 +434,7 @@ def test_all_checkpoints_damaged(tmp_path: Path) -> None:
     for path in (out / "checkpoint").iterdir():
         damage(path)
     with pytest.raises(
-        CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged.*start anew .run --fresh"
+        CheckpointRefused, match=r"round-0000004.ckpt: the checkpoint is damaged.*to start anew, as run --fresh"
     ):
         run_experiment(tiny(), out, resume=True)
     assert (out / "metrics.jsonl").read_bytes() == before
@@ -429,6 +466,19 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     assert [note.endswith("before its first checkpoint: it begins again") for note in notes] == [True]
 
 
+def test_a_run_killed_in_its_first_round_says_that_it_begins_again(whole: Path, tmp_path: Path) -> None:
+    config = tiny()
+    run = Run(config, tmp_path / "run")
+    run.begin()
+    run.__exit__()
+    notes: list[str] = []
+    listener = Silent()
+    listener.note = notes.append  # type: ignore[method-assign]
+    run_experiment(config, tmp_path / "run", resume=True, display=listener)
+    assert fingerprint(tmp_path / "run") == fingerprint(whole)
+    assert notes == [f"{tmp_path / 'run'} was stopped before its first checkpoint: it begins again"]
+
+
 @pytest.mark.parametrize(
     "values",
     [{}, {"round": 4}, {"round": 4, "metrics_bytes": -1}, {"round": True, "metrics_bytes": 0}, {"round": 2**63}],
@@ -450,7 +500,7 @@ def test_a_state_that_is_none(tmp_path: Path, state: Any) -> None:
     for path in (out / "checkpoint").iterdir():
         values = {"round": 2, "metrics_bytes": size, "config_hash": config_hash(tiny()), "state": state}
         checkpoint.save(path, {}, values)
-    with pytest.raises(CheckpointRefused, match="; start anew"):
+    with pytest.raises(CheckpointRefused, match="; delete the directory to start anew"):
         run_experiment(tiny(), out, resume=True)
 
 
@@ -459,10 +509,10 @@ def test_metrics_that_are_too_short_or_no_metrics(tmp_path: Path) -> None:
     path = out / "metrics.jsonl"
     content = path.read_bytes()
     path.write_bytes(content[:100])
-    with pytest.raises(CheckpointRefused, match=r"metrics.jsonl was cut: .* bytes.*; put it back, or start anew"):
+    with pytest.raises(CheckpointRefused, match=r"metrics.jsonl was cut: .* bytes.*; put it back, or delete"):
         run_experiment(tiny(), out, resume=True)
     path.write_bytes(b"{" * len(content))
-    with pytest.raises(CheckpointRefused, match="was changed since its checkpoint; put it back, or start anew"):
+    with pytest.raises(CheckpointRefused, match="was changed since its checkpoint; put it back, or delete"):
         run_experiment(tiny(), out, resume=True)
 
 
@@ -481,7 +531,7 @@ def test_a_config_of_another_version(whole: Path, tmp_path: Path) -> None:
     out = copy(whole, tmp_path / "run")
     (out / "config.toml").write_text("future_key = 1\n")
     with pytest.raises(
-        CheckpointRefused, match=r"future_key.*put the config of this directory's run back, or start anew"
+        CheckpointRefused, match=r"future_key.*put the config of this directory's run back, or delete the directory"
     ):
         run_experiment(tiny(), out, resume=True)
 

@@ -57,8 +57,19 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that ``word`` may be a misspelling of; None when all are too far."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
+    """The one of ``known`` that ``word`` may be a misspelling of; None when all are too far.
+
+    Case and ``-`` for ``_`` do not count, and of a dotted name the last part is enough: ``Kind`` is ``partition.kind``.
+    """
+    names = list(known)
+    written = {plain(name.rpartition(".")[2]): name for name in reversed(names)} | {plain(name): name for name in names}
+    near = difflib.get_close_matches(plain(word), written, n=1)
+    return written[near[0]] if near else None
+
+
+def plain(name: str) -> str:
+    """A name as it is compared with others."""
+    return name.lower().replace("-", "_")
 
 
 def printable(text: str, limit: int = 200) -> str:

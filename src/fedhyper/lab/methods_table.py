@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedhyper.sim.methods import SUFFIXES, method_names, method_options, split_name
+from fedhyper.sim.methods import SUFFIXES, make_method, method_names, method_options, split_name
 from fedhyper.sim.registry import METHODS
 
 
@@ -16,7 +16,11 @@ def methods_table() -> list[dict[str, Any]]:
 def describe(name: str) -> dict[str, Any]:
     """The record of one method; an unknown one is refused."""
     base, suffix = split_name(name)
-    summary = METHODS.get(base).summary + (f"; {suffix} on the server" if suffix else "")
+    summary = METHODS.get(base).summary
+    if suffix and make_method(base, local_lr=1.0, global_lr=1.0).server is not None:
+        summary = f"{suffix} on the server, in place of {summary}"
+    elif suffix:
+        summary += f"; {suffix} on the server"
     options = [
         {"name": one.name, "default": one.default, "allowed": one.says.allowed, "help": one.says.help}
         for one in method_options(name).values()

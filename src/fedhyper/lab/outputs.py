@@ -50,10 +50,14 @@ def say_report(directory: Path, *, quiet: bool) -> Path | None:
 
 def print_table(paths: Sequence[Path]) -> None:
     """The headline tables of all runs under ``paths``; on a terminal without the columns on cost, which need width."""
+    from fedhyper.lab.results.groups import extended
     from fedhyper.lab.results.parts import make_parts
     from fedhyper.lab.results.stored import load_runs
     from fedhyper.lab.results.tables import COLUMNS, headline_rows, headline_table
 
+    runs = load_runs(paths)
+    for sentence in extended(runs):
+        print(f"fedhyper: note: {sentence}", file=sys.stderr)
     if not sys.stdout.isatty():
         print(headline_table(paths, "md"))
         return
@@ -61,7 +65,7 @@ def print_table(paths: Sequence[Path]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    for part in make_parts(load_runs(paths)):
+    for part in make_parts(runs):
         table = Table(box=None, pad_edge=False, padding=(0, 2), title=Text(part.title) if part.title else None)
         for i, heading in enumerate(COLUMNS[:5]):
             table.add_column(heading, justify="right" if i else "left", overflow="fold")

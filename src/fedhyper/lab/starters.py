@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from fedhyper.errors import StorageError, UserError, did_you_mean, printable
@@ -19,10 +20,19 @@ def experiment_file(given: Path) -> Path:
     """The config that was asked for: a file, or else one of the package's by its name, such as ``digits``."""
     name = str(given)
     if name in starters() and not given.is_file():  # a directory of that name is what ``run --out digits`` leaves
+        if Path(f"{name}.toml").is_file():
+            say = f"{name} is the config inside fedhyper; for the file {name}.toml here write {name}.toml"
+            print(f"fedhyper: note: {say}", file=sys.stderr)
         return DIRECTORY / f"{name}.toml"
+    if not given.exists() and name.removesuffix(".toml") in starters():
+        stem = given.stem
+        raise UserError(
+            f"there is no {name} here; fedhyper has one inside: write {stem}, or make it: fedhyper new {stem}"
+        )
     if given.exists() or given.suffix or os.sep in name:
         return given
-    hint = did_you_mean(name, starters())
+    own = given.with_name(f"{given.name}.toml")
+    hint = f"did you mean '{printable(str(own))}'?" if own.is_file() else did_you_mean(name, starters())
     raise UserError(f"{printable(name)} is neither a file nor an experiment of fedhyper; {hint}")
 
 

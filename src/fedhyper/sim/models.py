@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -283,13 +284,23 @@ class AttentionBlock(nn.Module):
 
 def check_batches(model: nn.Module, example: Tensor, sizes: Iterable[int], batch_size: int) -> None:
     """Refuse BatchNorm where a client's last batch is one example that leaves one number a channel: no variance."""
-    single = next((client for client, size in enumerate(sizes) if size % batch_size == 1 or batch_size == 1), None)
-    if single is None or not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    held = list(map(int, sizes))
+
+    def alone(batch: int) -> list[int]:
+        return [size for size in held if size % batch == 1 or batch == 1]
+
+    if not alone(batch_size) or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         return
     try:
         copy.deepcopy(model).train()(example[None])
     except ValueError as error:
+        fewest = min(alone(batch_size))
+        if fewest == 1:  # whatever the batch size
+            what, cure = f"client {held.index(1)} holds one example", "partition.min_size = 2"
+        else:
+            what = f"batch_size = {batch_size} leaves client {held.index(fewest)} a batch of one example"
+            cure = f"batch_size = {next(batch for batch in count(batch_size + 1) if not alone(batch))}"
         raise UserError(
-            f"batch_size = {batch_size} leaves client {single} a batch of one example, from which this model's "
-            'BatchNorm has no variance to take; choose another batch_size, or norm = "group"'
+            f"{what}, from which this model's BatchNorm has no variance to take; "
+            f'use {cure}, or a model without BatchNorm (resnet18: norm = "group")'
         ) from error

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import fedhyper
-from fedhyper.errors import UserError
+from fedhyper.errors import UserError, plain
 from fedhyper.lab.commands.data import data_app
 from fedhyper.lab.commands.demo import demo
 from fedhyper.lab.commands.flower import flower_app
@@ -51,11 +51,28 @@ def invoke(arguments: Sequence[str]) -> int:
         message = error.format_message()
         if not message:  # a group without a command: rich has printed the help already
             return 2
+        if meant := _override(error, arguments):
+            message = f"no such option: {meant[0]}; did you mean '{meant[1]}'?"
         sentences = re.split(r"(?<=[.?]) ", message)  # each of them once: typer and click both ask "Did you mean"
         raise UserError(" ".join(dict.fromkeys(sentences))) from error
     except typer.Abort:
         raise KeyboardInterrupt from None
     return result if isinstance(result, int) else 0
+
+
+def _override(error: Any, arguments: Sequence[str]) -> tuple[str, str] | None:
+    """An option that is a key of the config, and how it is written: ``--rounds 3`` is ``rounds=3``."""
+    option = getattr(error, "option_name", "")
+    if not option.startswith("--"):
+        return None
+    from fedhyper.lab.config.model import KEYS
+
+    key = next((key for key in KEYS if plain(key) == plain(option[2:])), None)
+    at = next((i for i, argument in enumerate(arguments) if argument.partition("=")[0] == option), None)
+    if key is None or at is None:
+        return None
+    value = arguments[at].partition("=")[2] or "".join(arguments[at + 1 : at + 2]) or "VALUE"
+    return option, f"{key}={value}"
 
 
 def _version(wanted: bool) -> None:

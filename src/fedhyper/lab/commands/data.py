@@ -28,7 +28,10 @@ def data_check(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", show_default=False)] = None,
     as_json: Json = False,
 ) -> int:
-    """Read every byte and compare with what was published. Exit code 5 if a file is damaged or missing."""
+    """Read every byte and compare with what was published.
+
+    Exit code 5 if a file is damaged, or a dataset that was named is missing; without names all are looked at.
+    """
     from fedhyper.sim.data.files import dataset_status
 
     _refuse_digits(names or ())

@@ -21,7 +21,7 @@ Workers = Annotated[
     int | None, typer.Option(min=1, max=1024, help="cores; does not change the result", show_default="every core")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but errors; with --json, nothing but JSON")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print nothing but errors and notes")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON lines, for programs")]
 Imports = Annotated[
     list[str] | None,

@@ -29,7 +29,7 @@ def partition(
     from fedhyper.lab.starters import experiment_file
 
     import_modules(imports or ())
-    config = load_config(experiment_file(experiment), overrides or ())
+    config = load_config(experiment_file(experiment), overrides or (), unread={"clients_per_round": 1, "privacy": None})
     _, split = make_partition(config)
     record = split.to_json()
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +38,7 @@ def report(
     """
     if out is not None:
         _refuse_other(out)
+    named = sys.stdout if table is None else sys.stderr  # a table goes into a file
     if table is not None:
         from fedhyper.lab.results.tables import headline_table
 
@@ -45,11 +47,11 @@ def report(
         from fedhyper.lab.results.report import write_figures
 
         for path in write_figures(runs, figures):
-            print(path)
+            print(path, file=named)
     if out is not None or (table is None and figures is None):
         from fedhyper.lab.results.report import write_report
 
-        print(write_report(runs, out or Path("report.html"), title=title))
+        print(write_report(runs, out or Path("report.html"), title=title), file=named)
 
 
 def _refuse_other(out: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedhyper.errors import UserError
+from fedhyper.errors import CheckpointRefused, UserError
 from fedhyper.lab.commands.options import (
     Device,
     Experiment,
@@ -51,6 +51,7 @@ def run(
     from fedhyper.lab.plugins import check_imports, import_modules
     from fedhyper.lab.running.directory import holds_run
     from fedhyper.lab.running.display import make_display
+    from fedhyper.lab.running.opening import AnotherConfig
     from fedhyper.lab.starters import experiment_file
     from fedhyper.lab.trackers import Tracking
 
@@ -69,6 +70,9 @@ def run(
         check_imports(target)
     config = load_config(experiment, overrides or ())
     display = Tracking(make_display(quiet=quiet, as_json=as_json), track or ())
-    run_experiment(config, target, resume=resume, fresh=fresh, workers=workers, device=device, display=display)
+    try:
+        run_experiment(config, target, resume=resume, fresh=fresh, workers=workers, device=device, display=display)
+    except AnotherConfig as error:
+        raise CheckpointRefused(f"{experiment}: {error}") from error
     if not no_report:
         say_report(target, quiet=quiet or as_json)

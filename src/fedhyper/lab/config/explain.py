@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedhyper.errors import did_you_mean, nearest, printable, shown
+from fedhyper.errors import did_you_mean, nearest, plain, printable, shown
 
 # A union adds the branch that failed to the place of an error.
 _BRANCHES = frozenset({"bool", "int", "float", "str"})
@@ -22,6 +22,10 @@ _MEANT = {
     "momentum": "did you mean 'local_optimizer = \"momentum\"' (clients) or 'options.momentum' (the server)?",
     "nesterov": "did you mean 'local_optimizer = \"nesterov\"'?",
     **dict.fromkeys(("grad_clip", "max_grad_norm"), "did you mean 'clip_norm'?"),
+    **{
+        name: f"it is no part of a config; write --{name} VALUE"
+        for name in ("workers", "device", "out", "jobs", "track")
+    },
 }
 
 
@@ -42,7 +46,7 @@ def explain(error: ValidationError, source: str, overridden: Iterable[str], keys
 
 def blamed(message: str, source: str, overridden: Iterable[str]) -> str:
     """Whose fault a message about several keys is: the command line's if it changed one that the message names."""
-    said = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)*", message))
+    said = set(re.findall(r"[\w-]+(?:\.[\w-]+)*", message))
     return "command line" if said & set(overridden) else source
 
 
@@ -61,9 +65,11 @@ def _cause(key: str, error: Any, keys: list[str]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "extra_forbidden":
-        meant = _MEANT.get(key.rpartition(".")[2]) or did_you_mean(key, keys)
+        meant = _MEANT.get(plain(key).rpartition(".")[2]) or did_you_mean(key, keys)
         return f"key '{printable(key)}' is not known; {meant}"
     value = error["input"]
+    if key == "partition" and isinstance(value, str):
+        return f"partition = {_shown(value)} must be a table; did you mean 'partition.kind={printable(value)}'?"
     if key.startswith(("options.", "model_options.")):
         return f"{printable(key)} = {_shown(value)} must be a finite number, a string, true or false"
     if kind == "literal_error":

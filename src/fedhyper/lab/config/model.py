@@ -7,6 +7,7 @@ go) is not in here, for it must not change a bit of the result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedhyper.arrays import is_number
 from fedhyper.client.constants import LocalOptimizer
-from fedhyper.errors import UserError, did_you_mean, printable, shown
+from fedhyper.errors import UserError, did_you_mean, plain, printable, shown
 from fedhyper.guard import NORM_CAP
 from fedhyper.lab.config.explain import blamed, explain
 from fedhyper.lab.config.options import has_client_rate, has_own_step, option_defaults, unknown_option
@@ -61,7 +62,8 @@ class PartitionConfig(Strict):
             for name in self.model_extra:
                 if name not in known:
                     outside = f"did you mean '{name}', outside [partition]?" if name in Config.model_fields else ""
-                    hint = outside or did_you_mean(name, known, prefix="partition.")
+                    meant = "concentration" if plain(name) == "alpha" else name  # as papers call it
+                    hint = outside or did_you_mean(meant, known, prefix="partition.")
                     raise ValueError(f"key 'partition.{printable(name)}' is not known; {hint}")
             checked_options(f"partition kind {self.kind}", split, self.model_extra)
         return self
@@ -245,19 +247,28 @@ class Config(Strict):
         return {key: 0.0 if value == 0 and isinstance(value, float) else value for key, value in values.items()}
 
 
-_KEYS = [*Config.model_fields, *(f"privacy.{name}" for name in PrivacyConfig.model_fields)]
+_TABLES: dict[str, type[Strict]] = {"partition": PartitionConfig, "privacy": PrivacyConfig}
+KEYS = [*Config.model_fields, *(f"{table}.{name}" for table, kind in _TABLES.items() for name in kind.model_fields)]
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config in the TOML file at ``path``, then changed by ``key=value`` strings."""
+def load_config(path: Path, overrides: Sequence[str] = (), unread: dict[str, Any] | None = None) -> Config:
+    """The config in the TOML file at ``path``, then changed by ``key=value`` strings.
+
+    ``unread``: what stands for keys that the command does not read, so that it is not refused because of them.
+    """
     values = read_toml(path)
     changes: dict[str, Any] = {}
     for key, value in map(parse_override, overrides):
         if key in changes:  # as TOML and sweeps have it: nobody knows which one was meant
             raise UserError(f"command line: {key} is given twice; leave one out")
         changes[key] = value
-    put_all(values, changes)
-    return make_config(values, str(path), changes)
+    put_all(values, changes | (unread or {}))
+    try:
+        return make_config(values, str(path), changes)
+    except UserError as error:
+        if any(isinstance(v, str) and re.search(r",|\.\.", v) and v in str(error) for v in changes.values()):
+            raise UserError(f"{error}; several values are for fedhyper sweep") from error
+        raise
 
 
 def make_config(values: dict[str, Any], source: str = "config", overridden: Iterable[str] = ()) -> Config:
@@ -271,7 +282,7 @@ def make_config(values: dict[str, Any], source: str = "config", overridden: Iter
     except UserError as error:
         raise UserError(f"{blamed(str(error), source, overridden)}: {error}") from error
     except ValidationError as error:
-        raise UserError(explain(error, source, overridden, _KEYS)) from None
+        raise UserError(explain(error, source, overridden, KEYS)) from None
 
 
 def dump(config: Config) -> str:

@@ -15,6 +15,7 @@ from fedhyper.errors import UserError, printable
 
 MAX_BYTES = 1 << 20
 # tomllib takes minutes for a key of 50,000 parts; every start is at the start of a part, so this search is linear.
+_KEY = re.compile(r"\w[\w-]*(?:\.\w[\w-]*)*")  # local-lr is a key that is not known, and is told which is
 _DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 
 
@@ -62,7 +63,7 @@ def split_override(text: str) -> tuple[str, str]:
     """``key=value`` → (key, what is written for the value)."""
     key, equals, value = text.partition("=")
     key = key.strip()
-    if not equals or not key or not all(part.replace("_", "").isalnum() for part in key.split(".")):
+    if not equals or not _KEY.fullmatch(key):
         raise UserError(f"'{printable(text)}' is not key=value, such as local_lr=0.1 or partition.kind=iid")
     return key, value.strip()
 

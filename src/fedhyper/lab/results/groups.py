@@ -96,6 +96,22 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def settings_of(run: StoredRun) -> dict[str, Any]:
+    """Its flat config; and, where it was extended and so is another run than its config says, what it was begun with.
+
+    Nothing else makes runs of one config differ on purpose, so this is what tells them apart in every table.
+    """
+    begun = number((run.summary or {}).get("begun_with_rounds"))
+    return flatten(run.config) | ({} if begun is None or not run.config else {"begun_with_rounds": begun})
+
+
+def settings_key(run: StoredRun) -> tuple[tuple[str, str], ...]:
+    """Equal for runs of one group."""
+    flat = settings_of(run)
+    key = tuple(sorted((k, as_label(v)) for k, v in flat.items() if k not in NOT_SCIENCE))
+    return key or (("", run.name),)  # a run without a readable config cannot be known to equal another
+
+
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Keys whose values are not all the same, the ones people look for first in front."""
     keys = sorted({key for flat in settings for key in flat} - NOT_SCIENCE)
@@ -119,12 +135,9 @@ def make_groups(runs: Sequence[StoredRun]) -> list[Group]:
     """Runs grouped by everything in their configs but the seed, each group labelled by what tells it apart."""
     by_settings: dict[tuple[tuple[str, str], ...], list[StoredRun]] = {}
     for run in runs:
-        flat = flatten(run.config)
-        key = tuple(sorted((k, as_label(v)) for k, v in flat.items() if k not in NOT_SCIENCE))
-        # A run without a readable config cannot be known to equal another.
-        by_settings.setdefault(key or (("", run.name),), []).append(run)
+        by_settings.setdefault(settings_key(run), []).append(run)
     members = [_one_a_seed(group) for group in by_settings.values()]
-    flats = [flatten(group[0].config) for group in members]
+    flats = [settings_of(group[0]) for group in members]
     keys = _telling_apart(flats)
     named = [describe(flat, _varied(flat, keys, flats)) for flat in flats]
     labels = [name or _fallback(group[0]) for name, group in zip(named, members, strict=True)]
@@ -146,14 +159,42 @@ def _one_a_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def copies(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
-    """A sentence on the runs that ``make_groups`` left out because another has their config and seed."""
-    counted = {id(run) for group in groups for run in group.runs}
-    left = [run for run in runs if id(run) not in counted]
-    if not left:
+    """Sentences on the runs that ``make_groups`` left out because another has their config and seed."""
+    counted = {(settings_key(run), as_label(run.config.get("seed"))): run for g in groups for run in g.runs}
+    left = [run for run in runs if not any(run is one for one in counted.values())]
+    same: list[StoredRun] = []
+    other: list[StoredRun] = []
+    for run in left:
+        twin = counted[settings_key(run), as_label(run.config.get("seed"))]
+        unlike = run.ended and twin.ended and run.weights and twin.weights and run.weights != twin.weights
+        (other if unlike else same).append(run)
+    found = []
+    if same:
+        what = (
+            "repeats another's config and seed and is" if len(same) == 1 else "repeat others' config and seed and are"
+        )
+        found.append(f"Of {len(runs)} runs {len(same)} {what} not counted: a copy is no further seed ({_named(same)}).")
+    if other:
+        what = "has another's config and seed but" if len(other) == 1 else "have others' config and seed but"
+        found.append(
+            f"Of {len(runs)} runs {len(other)} {what} other weights, so something else differs (versions, the machine, "
+            f"a plug-in, the engine); not counted ({_named(other)})."
+        )
+    return found
+
+
+def extended(runs: Sequence[StoredRun]) -> list[str]:
+    """A sentence on the runs that are others than their configs say, for they were begun with other rounds."""
+    found = [run for run in runs if "begun_with_rounds" in settings_of(run)]
+    if not found:
         return []
-    named = ", ".join(run.name for run in left[:3]) + (", …" if len(left) > 3 else "")
-    what = "repeats another's config and seed and is" if len(left) == 1 else "repeat others' config and seed and are"
-    return [f"Of {len(runs)} runs {len(left)} {what} not counted: a copy is no further seed ({named})."]
+    was, its = ("was", "its") if len(found) == 1 else ("were", "their")
+    what = f"{was} begun with fewer or more rounds, and chose {its}"
+    return [f"{len(found)} of {len(runs)} runs {what} rate for those; a new one has other bits ({_named(found)})."]
+
+
+def _named(runs: Sequence[StoredRun]) -> str:
+    return ", ".join(run.name for run in runs[:3]) + (", …" if len(runs) > 3 else "")
 
 
 def _telling_apart(flats: Sequence[dict[str, Any]]) -> list[str]:

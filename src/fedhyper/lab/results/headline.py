@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedhyper.lab.results.comparing import fedavg_groups, same_problem
 from fedhyper.lab.results.groups import Group
-from fedhyper.lab.results.metrics import Stat, number, quantile
+from fedhyper.lab.results.metrics import Stat, number, percent, quantile
 from fedhyper.lab.results.parts import MAX_PARTS, Part
 from fedhyper.lab.results.series import Series, different_runs
 from fedhyper.lab.results.tables import spread
@@ -42,7 +42,10 @@ def _alone(group: Group) -> tuple[str, str]:
     accuracy = group.accuracy()
     assert accuracy is not None
     done = max((run.rounds[-1]["round"] for run in group.runs if run.rounds), default=0)
-    title = f"{group.method} reaches {spread(accuracy, 1, 100.0)} % in {done} rounds"
+    reached = f"{spread(accuracy, 1, 100.0)} %"
+    title = f"{group.method} reaches {reached} in {done} rounds"
+    if _diverged(accuracy):
+        title = f"{group.method} diverged: {reached} after {done} rounds"
     return (
         title,
         "Mean and standard deviation over seeds." if accuracy.std is not None else "One seed: no spread known.",
@@ -77,7 +80,10 @@ def _comparison(groups: Sequence[Group]) -> tuple[str, str]:
     theirs = results[rival.label]
     points = 100 * (mine.mean - theirs.mean)
     noise = _noise(mine, theirs)
-    if noise is not None and points < noise:
+    if _diverged(theirs):
+        title += f", {rival.label} diverged"
+        why = f"It ends at {spread(theirs, 1, 100.0)} %."
+    elif noise is not None and points < noise:
         title += f", level with {rival.label}"
         why = f"The difference of {points:.1f} points is within the spread over seeds."
     else:
@@ -93,6 +99,11 @@ def _comparison(groups: Sequence[Group]) -> tuple[str, str]:
     return title, why + _speed(best, rival)
 
 
+def _diverged(stat: Stat) -> bool:
+    """Whether this is no result: a share of the examples is at least 0, and an R² of -10 predicts nothing."""
+    return stat.mean < -10
+
+
 def _noise(mine: Stat, theirs: Stat) -> float | None:
     """One standard deviation of the difference of two runs, in points."""
     if mine.std is None or theirs.std is None:
@@ -106,17 +117,18 @@ def _speed(best: Group, rival: Group) -> str:
     if fast is None or target is None:
         return ""
     if slow is None:
-        return f" It passes {target:.0%} after {fast.mean:.0f} rounds; {rival.label} never does."
-    return f" It passes {target:.0%} after {fast.mean:.0f} rounds, {rival.label} after {slow.mean:.0f}."
+        return f" It passes {percent(target, 0)} after {fast.mean:.0f} rounds; {rival.label} never does."
+    return f" It passes {percent(target, 0)} after {fast.mean:.0f} rounds, {rival.label} after {slow.mean:.0f}."
 
 
 def _sweep(series: Sequence[Series]) -> tuple[str, str]:
     finals = {one.label: one.accuracies() for one in series}
     ranked = sorted((label for label in finals if finals[label]), key=lambda label: -quantile(finals[label], 0.5))
-    words = [f"{label} {quantile(finals[label], 0.5):.1%} (worst {min(finals[label]):.1%})" for label in ranked]
+    middle = {label: percent(quantile(finals[label], 0.5)) for label in ranked}
+    words = [f"{label} {middle[label]} (worst {percent(min(finals[label]))})" for label in ranked]
     first = ranked[0]
-    title = f"{first}: {quantile(finals[first], 0.5):.1%} in the median of {len(finals[first])} settings"
-    title += f", {min(finals[first]):.1%} at worst"
+    title = f"{first}: {middle[first]} in the median of {len(finals[first])} settings"
+    title += f", {percent(min(finals[first]))} at worst"
     why = f"Median final accuracy over all settings: {'; '.join(words)}."
     why += "".join(
         f" The {len(one.groups)} settings of {one.label} are one run, bit for bit."
@@ -125,5 +137,5 @@ def _sweep(series: Sequence[Series]) -> tuple[str, str]:
     )
     for one in series:
         if one.runs[0].method == "fedavg" and one.label != first and finals[one.label]:
-            why += f" {one.label} in its best of {len(finals[one.label])} settings: {max(finals[one.label]):.1%}."
+            why += f" {one.label} in its best of {len(finals[one.label])} settings: {percent(max(finals[one.label]))}."
     return title, why

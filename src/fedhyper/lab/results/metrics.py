@@ -70,6 +70,16 @@ def seconds_of(record: dict[str, Any]) -> float:
     return sum(record.get(f"seconds_{part}") or 0.0 for part in ("train", "aggregate", "evaluate"))
 
 
+def short(value: float, digits: int) -> str:
+    """``81.20``; and ``-1.8e+59``, not sixty digits, where a regression diverged."""
+    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """A fraction as ``81.2%``, as headings and captions have it."""
+    return f"{short(100 * value, digits)}%"
+
+
 @dataclass(frozen=True)
 class Stat:
     """Mean and sample standard deviation (None below two values) of ``n`` values."""

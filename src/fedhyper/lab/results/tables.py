@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from fedhyper.errors import UserError
 from fedhyper.lab.results.comparing import baseline, same_problem
 from fedhyper.lab.results.groups import Group, describe
-from fedhyper.lab.results.metrics import Stat, quantile
+from fedhyper.lab.results.metrics import Stat, quantile, short
 from fedhyper.lab.results.parts import Part, make_parts
 from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.stored import load_runs
@@ -81,9 +81,9 @@ def sweep_rows(series: Sequence[Series]) -> list[tuple[str, ...]]:
                 one.label,
                 str(len(one.groups)),
                 str(len(one.runs)),
-                f"{100 * quantile(values, 0.5):.1f}",
-                f"{100 * min(values):.1f}",
-                f"{100 * max(values):.1f}",
+                short(100 * quantile(values, 0.5), 1),
+                short(100 * min(values), 1),
+                short(100 * max(values), 1),
                 f"{hits} of {len(aims)}" if aims else "–",
                 _where(means),
             )
@@ -122,8 +122,8 @@ def _cells(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
 
 def spread(stat: Stat, digits: int, factor: float = 1.0) -> str:
     """``81.2 ± 0.4``; without the second part below two values."""
-    mean = f"{factor * stat.mean:.{digits}f}"
-    return mean if stat.std is None else f"{mean} ± {factor * stat.std:.{digits}f}"
+    mean = short(factor * stat.mean, digits)
+    return mean if stat.std is None else f"{mean} ± {short(factor * stat.std, digits)}"
 
 
 def _to_target(group: Group, stat: Stat | None, digits: int) -> str:

@@ -23,7 +23,7 @@ from fedhyper.storage import checkpoint
 from fedhyper.storage.files import disk_errors, lock, read_json, replace, write_all
 
 # The cure where a run cannot go on. sweep and demo have no --fresh, and their runs are runs, too.
-ANEW = "start anew (run --fresh, or delete the directory)"
+ANEW = "delete the directory to start anew, as run --fresh does"
 KEEP = 2  # checkpoints; should the newest be damaged, the one before it leads to the same bits
 # What a run that was killed before its first file was complete may have left.
 _OWN = frozenset({".lock", "checkpoint", "metrics.jsonl"})

@@ -46,6 +46,11 @@ class Clock:
         """Mean seconds of a round; 0 before the first."""
         return (self._at[-1] - self._at[0]) / max(1, len(self._at) - 1)
 
+    @property
+    def since(self) -> float:
+        """Seconds since the last round was done, or since the start."""
+        return time.monotonic() - self._at[-1]
+
     def left(self, rounds: int) -> str:
         """How long ``rounds`` more will take."""
         return duration(self.seconds * rounds)

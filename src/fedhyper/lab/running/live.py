@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedhyper.errors import printable
 from fedhyper.lab.running.display import Clock, Quiet
-from fedhyper.lab.running.words import closing, number, percent, remarks, sparkline, title
+from fedhyper.lab.running.words import closing, duration, number, percent, remarks, sparkline, title
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console, Group, RenderableType
     from rich.live import Live
+    from rich.text import Text
 
     from fedhyper.lab.running.progress import Record, Summary
     from fedhyper.lab.running.run import Run
@@ -65,20 +66,34 @@ class LiveTable(Quiet):
         from rich.console import Group
         from rich.text import Text
 
-        config, done = self._run.config, self._run.round
         width = self._live.console.width if self._live else 80
-        lines = [Text(title(config), style="bold"), round_table(self._records[-ROWS:], width)]
+        lines: list[RenderableType] = [Text(title(self._run.config), style="bold")]
         if self._run.sim.trained_by:
-            lines.insert(1, Text(f"trains {self._run.sim.trained_by}", style="dim"))
-        for name, key, log in (("accuracy", "accuracy", False), ("local rate", "local_lr", True)):
-            lines.append(Text(f"{name:>11} {sparkline((r[key] for r in self._records), log=log)}", style="cyan"))
-        if any(r["global_lr"] != config.global_lr for r in self._records):
-            lines.append(
-                Text(f"global rate {sparkline((r['global_lr'] for r in self._records), log=True)}", style="cyan")
-            )
-        left = f", {self.clock.left(config.rounds - done)} left" if self._records else ""
-        lines.append(Text(f"round {done} of {config.rounds}, {self.clock.seconds:.2f} s a round{left}"))
+            lines.append(Text(f"trains {self._run.sim.trained_by}", style="dim"))
+        if self._records:
+            lines += [round_table(self._records[-ROWS:], width), *self._sparklines()]
+        lines.append(Text(self._where()))
         return Group(*lines)
+
+    def _sparklines(self) -> Iterator[Text]:
+        from rich.text import Text
+
+        for name, key, log in (("accuracy", "accuracy", False), ("local rate", "local_lr", True)):
+            yield Text(f"{name:>11} {sparkline((r[key] for r in self._records), log=log)}", style="cyan")
+        if any(r["global_lr"] != self._run.config.global_lr for r in self._records):
+            yield Text(f"global rate {sparkline((r['global_lr'] for r in self._records), log=True)}", style="cyan")
+
+    def _where(self) -> str:
+        """How far the run is; before the first round what it does, for finding the rate may take minutes."""
+        done, rounds = self._run.round, self._run.config.rounds
+        if self._records:
+            return (
+                f"round {done} of {rounds}, {self.clock.seconds:.2f} s a round, {self.clock.left(rounds - done)} left"
+            )
+        if done == rounds:
+            return f"round {done} of {rounds}"
+        doing = "finding the rate, " if self._run.sim.server_state.climbs else ""
+        return f"round {done + 1} of {rounds}: {doing}{duration(self.clock.since)} so far"
 
 
 def round_table(records: Sequence[Record], width: int = 80) -> Any:

@@ -68,6 +68,7 @@ class Progress:
     since_rollback: int = 0
     first_loss: float | None = None  # training loss of the first round that has one
     epsilon: float | None = None  # spent, in a private run
+    begun_with_rounds: int | None = None  # that its start knew of, where that made it another run
 
     def add(self, record: Record) -> None:
         """Count the round ``record`` in: its seconds and bytes, and its accuracy if it was evaluated."""
@@ -115,4 +116,5 @@ class Progress:
             "start_seconds": self.start_seconds,
             "weights_sha256": weights_sha256,
             **({} if self.epsilon is None else {"epsilon": self.epsilon}),
+            **({} if self.begun_with_rounds is None else {"begun_with_rounds": self.begun_with_rounds}),
         }

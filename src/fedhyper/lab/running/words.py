@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedhyper.errors import printable
 from fedhyper.lab.config.model import Config
+from fedhyper.lab.results.metrics import short
 
 if TYPE_CHECKING:
     from fedhyper.lab.running.progress import Record, Summary
@@ -39,7 +40,7 @@ def duration(seconds: float) -> str:
 
 def percent(value: float | None) -> str:
     """A fraction as ``71.25 %``; nothing measured is ``-``."""
-    return "-" if value is None else f"{100 * value:.2f} %"
+    return "-" if value is None else f"{short(100 * value, 2)} %"
 
 
 def number(value: float | None) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from fedhyper.errors import UserError, printable
 from fedhyper.lab.config.model import Config, make_config
 from fedhyper.lab.config.toml import parse_value, put_all, split_override
+from fedhyper.sim.methods import method_options
 
 MAX_CELLS = 100_000
 MAX_NAME = 120  # of the 255 bytes that file systems allow
@@ -124,8 +125,20 @@ def make_cells(values: dict[str, Any], grid: Grid, source: str) -> list[Cell]:
         name = cell_name(settings.items())
         if name in cells:
             name = f"{name[: MAX_NAME - 9]}-{_digest(settings.items())}"
-        cells[name] = Cell(name, make_config(here, source, {*grid.fixed, *alone, *settings}))
+        try:
+            cells[name] = Cell(name, make_config(here, source, {*grid.fixed, *alone, *settings}))
+        except UserError as error:
+            raise UserError(f"{error}{_of_others(str(error), grid, methods)}") from error
     return list(cells.values())
+
+
+def _of_others(message: str, grid: Grid, methods: Sequence[Any]) -> str:
+    """How to set an option that some methods of the sweep have, where ``message`` says that another has not."""
+    for key in grid.fixed | grid.axes:
+        having = [one for one in methods if key.removeprefix("options.") in method_options(str(one))]
+        if key.startswith("options.") and having and f"{key} is not an option" in message:
+            return f"; write {having[0]}:{key}=VALUES"
+    return ""
 
 
 def _combinations(grid: Grid, methods: Sequence[Any]) -> Iterator[dict[str, Any]]:

@@ -51,7 +51,7 @@ class Shelf:
             self._add(path, config, json.loads(files["summary.json"]), json.loads(files["env.json"]))
 
     def _add(self, path: Path, config: Config, summary: Values | None, env: Values | None) -> None:
-        if not of_this_rule(config, env):
+        if not of_this_rule(config, env) or "begun_with_rounds" in (summary or {}):  # not what its config says
             return
         ended = (summary or {}).get("status") in ("finished", "diverged")
         rounds = config.rounds if ended else min(_recorded(path / "metrics.jsonl"), config.rounds - 1)

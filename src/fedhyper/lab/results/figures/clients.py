@@ -9,7 +9,7 @@ from fedhyper.lab.results.charts.partition import partition_chart
 from fedhyper.lab.results.charts.rows import bar_chart, event_chart, strip_chart
 from fedhyper.lab.results.figures.figure import Figure
 from fedhyper.lab.results.groups import Group, as_label
-from fedhyper.lab.results.metrics import Stat, number, quantile
+from fedhyper.lab.results.metrics import Stat, number, percent, quantile
 from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.stored import StoredRun
 
@@ -45,9 +45,9 @@ def target_figure(series: Sequence[Series]) -> Iterator[Figure]:
     yield Figure(
         "rounds-to-target",
         "Rounds to target",
-        f"Rounds to {target:.0%} test accuracy",
+        f"Rounds to {percent(target, 0)} test accuracy",
         several if any(len(one.runs) > 1 for one in series) else "",
-        f"Bar chart, rounds to {target:.0%} accuracy: {words}.",
+        f"Bar chart, rounds to {percent(target, 0)} accuracy: {words}.",
         bar_chart(rows, [one.label for one in series], x_title="rounds"),
         wide=True,
     )
@@ -63,7 +63,7 @@ def client_figure(series: Sequence[Series]) -> Iterator[Figure]:
         rows += [{"s": index, "series": one.label, "value": round(value, 4)} for value in values]
     if rows:
         worst = "; ".join(
-            f"{one.label} {min(row['value'] for row in rows if row['s'] == i):.0%}"
+            f"{one.label} {percent(min(row['value'] for row in rows if row['s'] == i), 0)}"
             for i, one in enumerate(series)
             if any(row["s"] == i for row in rows)
         )

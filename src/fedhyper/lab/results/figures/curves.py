@@ -9,6 +9,7 @@ from fedhyper.lab.results.charts.chart import Rows
 from fedhyper.lab.results.charts.lines import line_chart
 from fedhyper.lab.results.curves import bound_rows, clients_differ
 from fedhyper.lab.results.figures.figure import Figure
+from fedhyper.lab.results.metrics import percent
 from fedhyper.lab.results.series import Series
 
 
@@ -75,7 +76,7 @@ def curve_figures(
         if limits:
             said.append(f"Dashed: the bounds of {', '.join(dict.fromkeys(row['series'] for row in limits))}.")
         if line.percent and target is not None:
-            said.append(f"Dotted: the target, {target:.0%}.")
+            said.append(f"Dotted: the target, {percent(target, 0)}.")
         said.append(_band_words(line.field, rows, series))
         chart = line_chart(
             rows,
@@ -129,7 +130,7 @@ def _band_words(field: str, rows: Rows, series: Sequence[Series]) -> str:
 def _alt(line: _Line, rows: Rows, labels: Sequence[str]) -> str:
     last = {row["s"]: row[line.field] for row in rows if line.field in row}
     ends = [
-        f"{label} {last[index]:.1%}" if line.percent else f"{label} {last[index]:.3g}"
+        f"{label} {percent(last[index])}" if line.percent else f"{label} {last[index]:.3g}"
         for index, label in enumerate(labels)
         if index in last
     ]

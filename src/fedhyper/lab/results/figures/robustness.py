@@ -10,7 +10,7 @@ from fedhyper.lab.results.charts.rates import heat_map, rate_chart
 from fedhyper.lab.results.comparing import baseline, fedavg_groups
 from fedhyper.lab.results.figures.figure import Figure
 from fedhyper.lab.results.groups import Group, as_label, describe, legend_name
-from fedhyper.lab.results.metrics import Stat, number
+from fedhyper.lab.results.metrics import Stat, number, percent, short
 from fedhyper.lab.results.series import different_runs
 
 _RATES = ("local_lr", "global_lr")
@@ -36,7 +36,7 @@ def robustness_figures(groups: Sequence[Group]) -> Iterator[Figure]:
         for cell in rows:
             cell["bright"] = cell["value"] is not None and cell["value"] > low + 0.6 * (high - low)
         known = [cell["value"] for cell in rows if cell["value"] is not None]
-        words = f"worst {min(known):.1%}, best {max(known):.1%}" if known else "no result"
+        words = f"worst {percent(min(known))}, best {percent(max(known))}" if known else "no result"
         yield _heat(
             f"accuracy-map-{index}",
             f"accuracy of {label}",
@@ -78,7 +78,7 @@ def _one_rate(families: dict[str, list[Group]]) -> Iterator[Figure]:
                     rows.append(row | {"accuracy_lo": stat.mean - spread, "accuracy_hi": stat.mean + spread})
         if rows:
             worst = "; ".join(
-                f"{label} {min(row['accuracy'] for row in rows if row['s'] == i):.1%}"
+                f"{label} {percent(min(row['accuracy'] for row in rows if row['s'] == i))}"
                 for i, label in enumerate(labels)
                 if any(row["s"] == i for row in rows)
             )
@@ -112,7 +112,7 @@ def _rival(members: Sequence[Group], groups: Sequence[Group]) -> str:
 
 
 def _points(gain: float) -> str:
-    text = f"{100 * gain:+.1f}"
+    text = ("+" if gain >= 0 else "") + short(100 * gain, 1)
     return "0.0" if text in ("+0.0", "-0.0") else text
 
 
@@ -143,7 +143,7 @@ def _is_grid(members: Sequence[Group]) -> bool:
 def _cell(group: Group) -> dict[str, Any]:
     ended = [run for run in group.runs if run.ended]
     stat = Stat.of(run.final_accuracy for run in ended)
-    text = f"{100 * stat.mean:.1f}" if stat else ("failed" if ended else "…")
+    text = short(100 * stat.mean, 1) if stat else ("failed" if ended else "…")
     return _rates(group) | {"value": stat.mean if stat else None, "text": text, "runs": len(ended)}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedhyper import __version__
 from fedhyper.lab.results.comparing import comparability, unfinished
-from fedhyper.lab.results.groups import Group, as_label, copies, make_groups
+from fedhyper.lab.results.groups import Group, as_label, copies, extended, make_groups
 from fedhyper.lab.results.headline import apart, headline
 from fedhyper.lab.results.page.embedding import asset, bundle, embedded, page_data, script_hash
 from fedhyper.lab.results.page.sections import MAX_LISTED, heading, machines, run_list, sections, summary
@@ -36,7 +36,13 @@ def page(
         f"default-src 'none'; script-src {scripts}; style-src {script_hash(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    notes = [*comparability(groups), *copies(runs, groups), *_listed(unfinished(runs)), *_listed(_problems(runs))]
+    notes = [
+        *comparability(groups),
+        *copies(runs, groups),
+        *extended(runs),
+        *_listed(unfinished(runs)),
+        *_listed(_problems(runs)),
+    ]
     body = [
         *(_part(index, part, drawn, len(parts) > 1) for index, part in enumerate(parts)),
         settings(groups),

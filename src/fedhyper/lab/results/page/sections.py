@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fedhyper.lab.results.groups import Group, as_label, flatten
-from fedhyper.lab.results.metrics import total_seconds
+from fedhyper.lab.results.metrics import short, total_seconds
 from fedhyper.lab.results.series import Series
 from fedhyper.lab.results.stored import StoredRun
 from fedhyper.lab.results.tables import COLUMNS, OVERHEAD, SWEEP, headline_rows, sweep_rows
@@ -114,7 +114,7 @@ def run_list(runs: Sequence[StoredRun]) -> str:
                 run.name,
                 as_label(run.status),
                 str(run.rounds[-1]["round"]) if run.rounds else "0",
-                f"{100 * accuracy:.1f}" if (accuracy := run.final_accuracy) is not None else "–",
+                short(100 * accuracy, 1) if (accuracy := run.final_accuracy) is not None else "–",
                 f"{total_seconds(run):,.0f}",
                 as_label((run.summary or {}).get("weights_sha256", "–"))[:12],
                 "; ".join(run.problems) or "–",
@@ -133,7 +133,7 @@ def machines(runs: Sequence[StoredRun]) -> str:
     seen: dict[str, tuple[dict[str, Any], int]] = {}
     for run in runs:
         if run.env:
-            env = {key: value for key, value in flatten(run.env).items() if key != "started"}
+            env = {key: value for key, value in flatten(run.env).items() if key not in ("started", "begun_with_rounds")}
             known = json.dumps(env, sort_keys=True, default=str)
             seen[known] = (env, seen.get(known, (env, 0))[1] + 1)
     if not seen:
