@@ -216,13 +216,17 @@ AXES: dict[str, Axis] = {
             for kind in _KINDS
             for change, options in CHANGES.items()
         ),
-        note="Difference to the rule as it is, in points; more than 1 lost is bold. Momentum is changed by its memory "
-        "1/(1 − μ).\nTried where a cell is lost, six seeds of the first two settings, `norm_cap` as it comes. Ratio × 2, "
-        "-0.9 and -1.4 while a step of the rate was\nnot measured in rungs: with gain × 2 0.0 and -0.8 (which is nearly "
-        "what it is now), momentum 0.9 -0.4 and -0.3, recency × 2 -0.7 and -1.1, ahead × 2\nand voices × 2 no better. "
-        "Momentum's memory ÷ 2, -0.4 and -1.2: with gain × 2 -0.2 and -0.9, recency × 2 -0.2 and -1.0, a ladder of\n"
-        "fourth roots of 10 -0.2 and -0.8. So a longer memory is worth a point where three clients train in a round; "
-        "at × 2 it is worth no more.",
+        note="Difference to the rule as it is, in points; more than 1 lost is bold. Momentum is changed by "
+        "its memory 1/(1 − μ).\n"
+        "Tried where a cell is lost, six seeds of the first two settings, `norm_cap` as it comes. Ratio "
+        "× 2, -0.9 and -1.4\n"
+        "while a step of the rate was not measured in rungs: with gain × 2 0.0 and -0.8 (nearly what it "
+        "is now), momentum 0.9\n"
+        "-0.4 and -0.3, recency × 2 -0.7 and -1.1, ahead × 2 and voices × 2 no better. Momentum's "
+        "memory ÷ 2, -0.4 and -1.2:\n"
+        "with gain × 2 -0.2 and -0.9, recency × 2 -0.2 and -1.0, a ladder of fourth roots of 10 -0.2 "
+        "and -0.8. So a longer\n"
+        "memory is worth a point where three clients train in a round, and twice as long a one no more.",
     ),
     "rounds": Axis(
         "Rounds × local epochs",
