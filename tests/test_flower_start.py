@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import Bulyan, FedAvg
 
 from fedhyper import Auto
 from fedhyper.flower import FedHyper, identify
@@ -124,6 +124,14 @@ def test_the_last_round_of_trying_makes_a_step() -> None:
         ] * 2
         assert len(set(sent(grid)[voices])) == 2
         assert len(set(sent(grid)[voices + 1])) == 1
+
+
+def test_a_strategy_that_gives_up_on_the_few_replies_near_the_best_loses_a_step_and_not_the_rate() -> None:
+    strategy = FedHyper(Bulyan(num_malicious_nodes=1, fraction_evaluate=0.0), seed=0)
+    strategy.start(LocalGrid(logistic_app(), 20), arrays(w=np.zeros(10, np.float32)), num_rounds=8)
+    used = [row["clients_used"] for row in strategy.history]
+    assert used == [0, *[20] * 7]
+    assert 0.03 < strategy.state.local_lr < 10
 
 
 @pytest.mark.parametrize("reports", ["stock", "ours"])

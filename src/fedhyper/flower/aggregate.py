@@ -150,7 +150,7 @@ class Aggregator:
         metrics, counted = self._counted(metrics, len(believed), expected)
         nothing = nothing._replace(metrics=metrics)
         if record is None:  # it gave up, which is nobody's nonsense
-            return nothing._replace(report=RoundReport())
+            return nothing._replace(report=told or RoundReport())  # what rates did is known all the same
         after = raw if plain else views(record)
         if not plain and not layout.accepts(after):
             return nothing._replace(report=RoundReport(refused=len(believed) + len(rejected)))
