@@ -399,6 +399,24 @@ def test_that_all_replies_are_nonsense_lowers_autos_rate() -> None:
     assert strategy.state.local_lr < strategy.history[0]["local_lr"]
 
 
+def test_a_reply_refused_for_anything_else_says_nothing_about_the_rate() -> None:
+    def like(change: Any, rounds: int = 2) -> float:
+        def spoil(reply: Message) -> Message:
+            change(reply.content)
+            return reply
+
+        strategy = FedHyper(FedAvg(), "auto", local_lr=1e-4)
+        run(strategy, rounds=rounds, spoil=dict.fromkeys(range(6), spoil))
+        assert [row["clients_used"] for row in strategy.history] == [0] * rounds
+        return strategy.state.local_lr
+
+    assert like(lambda content: content["metrics"].update({"num-examples": 0})) == 1e-4
+    assert like(lambda content: content["metrics"].update({"fedhyper.round": 7})) == 1e-4
+    assert like(lambda content: content["arrays"].pop("fc.weight")) == 1e-4
+    wide = Array(np.full((2, 4), 1e200))
+    assert like(lambda content: content["arrays"].update({"fc.weight": wide})) < 1e-4
+
+
 def test_what_ends_a_run_without_replies_names_the_nodes_errors() -> None:
     with pytest.raises(TrainingStopped, match=r"3 rounds in a row \(node \d+: the node\?has left; node"):
         run(FedHyper(FedAvg(), patience=3), rounds=9, spoil=dict.fromkeys(range(6), failed))

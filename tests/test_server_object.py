@@ -43,6 +43,13 @@ def test_an_update_that_is_not_finite_is_left_out() -> None:
     assert server.round == 4
 
 
+def test_a_client_without_examples_says_nothing_about_the_rate() -> None:
+    server = Server(np.zeros(1))
+    assert server.step([np.ones(1)], loss=[1.0], examples=[0]).action == "idle"
+    assert server.local_lr == 0.01
+    assert server.step([np.full(1, math.nan)], loss=[1.0], examples=[0]).local_lr < 0.01
+
+
 @pytest.mark.parametrize("form", ["numpy", "torch", "list", "dict"])
 def test_any_form_of_weights(form: str) -> None:
     def make(a: float, b: float) -> Any:

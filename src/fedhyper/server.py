@@ -216,8 +216,8 @@ def summed_up(
     squares = {i: _square(updates[i]) for i in came}
     drifts = {i: 0.0 if statistics is None else _square(plus(statistics[i], -1.0, before)) for i in came}
     usable = [i for i in came if shares[i] > 0 and squares[i] < math.inf and drifts[i] < math.inf]
-    answered = sum(update is not None for update in updates)
-    refused = 0 if rates is not None else answered - len(usable)  # rates tried out may well have been too high
+    endless = sum(squares[i] + drifts[i] == math.inf for i in came)
+    refused = 0 if rates is not None else endless  # rates tried out may well have been too high
     if not usable:
         return RoundReport(refused=refused)
     fair, measured = [shares[i] for i in usable], [squares[i] for i in usable]

@@ -117,9 +117,9 @@ class Aggregator:
         if trying and self.losses.key != LOSS:  # these trained, at rates of their own: only who hardly moved can say
             losses = () if expected.tried else self._of_the_lowest(expected.rungs, answered)
         told = RoundReport(losses=losses, votes=votes, enough=expected.enough) if trying else None
-        nothing = Aggregate(
-            told or RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard, untold=is_untold
-        )
+        refused = sum(one.diverged for one in rejected)
+        report = told or RoundReport(refused=refused)
+        nothing = Aggregate(report, believed, rejected, memory, unheard=unheard, untold=is_untold)
         if told is not None and self._waits(expected, votes or ()):
             known = [loss for loss in losses if math.isfinite(loss)]
             return nothing._replace(believed=[], train_loss=fmean(known) if known else None)
@@ -153,7 +153,7 @@ class Aggregator:
             return nothing._replace(report=told or RoundReport())  # what rates did is known all the same
         after = raw if plain else views(record)
         if not plain and not layout.accepts(after):
-            return nothing._replace(report=RoundReport(refused=len(believed) + len(rejected)))
+            return nothing._replace(report=RoundReport(refused=len(believed) + refused))
 
         if self.aggregate_only:
             averaged = dict(metrics or {})
@@ -178,7 +178,7 @@ class Aggregator:
             losses=losses,
             sq_norm=self._sq_norm(believed, heard[0]),
             statistics=statistics or None,
-            refused=len(rejected),
+            refused=refused,
             votes=votes if counted is None else counted,
             climbed=bool(climbers) or is_untold or counted is not None,
             aggregate=None if steps else trained,
