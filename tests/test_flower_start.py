@@ -270,6 +270,15 @@ def test_killed_in_the_middle_of_the_start_and_resumed_equals_never_stopped(tmp_
         assert again.state.plan == whole.state.plan
 
 
+def test_one_client_that_says_nonsense_of_its_rate_takes_it_out_of_no_log() -> None:
+    def nan(reply: Message) -> Message:
+        reply.content["metrics"]["fedhyper.lr"] = math.nan
+        return reply
+
+    strategy, grid, _ = start(logistic_app(), clients=10, rounds=4, spoil={3: nan})
+    assert [row["local_lr"] for row in strategy.history[1:]] == [sent(grid)[t][0] for t in (2, 3, 4)]
+
+
 class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

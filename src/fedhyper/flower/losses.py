@@ -1,11 +1,12 @@
-"""What clients report of their training: which metric is the loss, and what it says."""
+"""What clients report of their training: which metric is the loss, what it says, and the rate that was used."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedhyper.flower.wire import LOSS, MEAN_LOSS
+from fedhyper.flower.wire import LOSS, MEAN_LOSS, USED_LR
 
 # A client's loss at the weights that were sent, over all its data, is the newest word on those weights. A stock client
 # reports its mean training loss; that sees a bad rate a round earlier and bad weights nearly as well.
@@ -27,6 +28,12 @@ Rows = Sequence[Mapping[str, Any]]
 def first_number(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
     """The first of these metrics that is a number."""
     return next((float(row[key]) for key in keys if isinstance(row.get(key), (int, float))), None)
+
+
+def used_lr(row: Mapping[str, Any]) -> float | None:
+    """The local rate that a client says it used; None: it says none, or none that can be."""
+    said = first_number(row, (USED_LR,))
+    return said if said is not None and 0 < said < math.inf else None
 
 
 class Losses:
