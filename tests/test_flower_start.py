@@ -126,6 +126,26 @@ def test_the_last_round_of_trying_makes_a_step() -> None:
         assert len(set(sent(grid)[voices + 1])) == 1
 
 
+@pytest.mark.parametrize("own", [0.316228, 1e9])
+def test_a_client_counts_for_the_rate_it_says_it_used_if_that_is_one_of_those_tried(own: float) -> None:
+    """Four of ten climbed by themselves, to 0.316; one that says 1e9 lies, and counts for the rate it was sent."""
+    honest, climbed = logistic_app(), range(4) if own < 1 else range(1)
+
+    def app(message: Message, context: Context) -> Message:
+        climbs = context.node_config["partition-id"] in climbed and "fedhyper.climb" in message.content["config"]
+        if climbs:
+            message.content["config"]["lr"] = 0.316228
+        reply = honest(message, context)
+        reply.content["metrics"].update({"fedhyper.lr": own} if climbs else {})
+        return reply
+
+    for order in range(4):
+        grid = LocalGrid(app, 10, shuffle=order)  # type: ignore[arg-type]
+        strategy = FedHyper(FedAvg(fraction_evaluate=0.0))
+        strategy.start(grid, arrays(w=np.zeros(10, np.float32)), num_rounds=10)
+        assert 0.03 < strategy.state.local_lr < 10
+
+
 def test_a_strategy_that_gives_up_on_the_few_replies_near_the_best_loses_a_step_and_not_the_rate() -> None:
     strategy = FedHyper(Bulyan(num_malicious_nodes=1, fraction_evaluate=0.0), seed=0)
     strategy.start(LocalGrid(logistic_app(), 20), arrays(w=np.zeros(10, np.float32)), num_rounds=8)
