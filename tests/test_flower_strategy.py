@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import (
 from fedhyper import Auto, Decay, FedExP, FedHyperCL, FedHyperG, FedHyperSL, Pair
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import FedHyper
+from fedhyper.flower.losses import Losses
 from tests.flower_support import LocalGrid, NoStart, arrays, config, initial, numbers, quadratic_app, same_bits
 
 INNER: dict[str, Callable[[], Strategy]] = {
@@ -448,6 +449,18 @@ def test_a_step_that_overflows_the_models_type_is_not_made() -> None:
     result = strategy.start(LocalGrid(app, 2), start, num_rounds=2)
     assert (numbers(result.arrays)["w"] == 40000).all()
     assert [row["clients_used"] for row in strategy.history] == [0, 0]
+
+
+@pytest.mark.parametrize("vote", ["fedhyper.vote", "fedhyper.votes"])
+def test_where_most_clients_climbed_the_mean_over_the_steps_is_the_loss(vote: str) -> None:
+    row = {"fedhyper.loss": 2.0, "fedhyper.train-loss": 1.0}
+    assert Losses().values([row] * 3) == (2.0,) * 3
+    assert Losses().values([row | {vote: 1}, row, row]) == (2.0,) * 3
+    climbed = Losses()
+    assert climbed.values([row | {vote: 1}, row | {vote: 1}, row]) == (1.0,) * 3
+    assert climbed.values([row]) == (1.0,)  # and stays it
+    assert Losses("fedhyper.loss").values([row | {vote: 1}]) == (2.0,)
+    assert Losses().values([{"fedhyper.loss": 2.0, vote: 1}]) == (2.0,)
 
 
 @pytest.mark.parametrize("reporting", [1, 2, 3])
