@@ -360,6 +360,23 @@ def test_a_client_that_fails_at_high_rates_votes_for_a_low_one_and_keeps_its_sta
     assert context.state["n"]["n"] == 1
 
 
+def test_the_highest_rate_is_tried() -> None:
+    """A loss so flat that the higher a rate the better."""
+
+    def client(m: Message, c: Context) -> Message:
+        parameter = torch.nn.Parameter(torch.tensor(m.content["arrays"]["0"].numpy()))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (1e-3 * parameter**2).sum().backward()
+            optimizer.step()
+        return task.answer(m, ArrayRecord([parameter.detach().numpy()]), x=1.0)
+
+    sent = message(0.1, **{"fedhyper.climb": 10**0.5})
+    sent.content["arrays"] = ArrayRecord([np.full(4, 2, np.float32)])
+    assert climbing_mod(sent, CONTEXT, client).content["metrics"]["fedhyper.vote"] == 2
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_client_of_one_step_votes_by_what_its_batch_loses_after_it(parts: int) -> None:
     """The losses that it minimises are all from before the step: they are the same at any rate."""

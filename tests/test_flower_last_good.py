@@ -47,6 +47,19 @@ def test_every_state_is_what_it_would_be(seed: int) -> None:
     assert len(actions) > 1
 
 
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e30])
+def test_weights_come_back_from_a_step_of_any_length(size: float) -> None:
+    loop = ServerLoop(Auto(local_lr=0.1, voices=2))
+    state = loop.init({"a": np.ones(7, np.float32), "b": np.full((2, 3), 0.01, np.float32)})
+    for long in (0.0, 0.0, 0.0, 0.0, size):
+        delta = {"a": np.full(7, 0.1, np.float32), "b": np.full((2, 3), 0.001 + long, np.float32)}
+        was, (after, decision) = state.now, loop.update(state, RoundReport(delta, (1.0,) * 5))
+        assert decision.action == "step"
+        state = last_good.fold(last_good.carried(after, state), state)
+    for key, array in was.weights.items():
+        np.testing.assert_allclose(last_good.unfold(state).good.weights[key], array, rtol=2e-3)
+
+
 def _models(state: LoopState) -> list[Any]:
     return [model.weights[key] for model in (state.now, state.good, state.mean) for key in ("a", "b")]
 

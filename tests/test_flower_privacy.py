@@ -160,6 +160,19 @@ def test_votes_are_counted_with_noise_and_cost_a_round() -> None:
     assert RUNGS > 20  # bins, each with its noise
 
 
+def test_a_round_that_nobody_came_to_does_not_end_the_start() -> None:
+    calls = {"n": 0}
+
+    def late(reply: Message) -> Message:
+        calls["n"] += 1
+        return Message(Error(1, "starting"), reply_to=reply) if calls["n"] <= NODES else reply
+
+    strategy = hyper(ADAPTIVE, FedAvg(fraction_train=1.0), "auto")
+    start(strategy, 3, app(vote=-3), spoil=dict.fromkeys(range(NODES), late))
+    assert [row["clients_used"] for row in strategy.history] == [0, NODES, NODES]
+    assert strategy.history[2]["local_lr"] == pytest.approx(10**-1.5, rel=0.2)  # and it follows from there
+
+
 def test_clients_that_cannot_try_rates_begin_at_the_one_that_is_given() -> None:
     strategy, grid = hyper(ADAPTIVE, schedule="auto", local_lr=0.02), LocalGrid(app(), NODES)
     strategy.start(grid, model(), num_rounds=2)

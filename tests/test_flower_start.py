@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import Bulyan, FedAvg
 
 from fedhyper import Auto
 from fedhyper.flower import FedHyper, identify
@@ -124,6 +124,44 @@ def test_the_last_round_of_trying_makes_a_step() -> None:
         ] * 2
         assert len(set(sent(grid)[voices])) == 2
         assert len(set(sent(grid)[voices + 1])) == 1
+
+
+def test_a_client_counts_for_the_rate_it_says_it_used_if_that_is_one_of_those_tried() -> None:
+    """Four of ten climbed by themselves, to 0.316."""
+    honest = logistic_app()
+
+    def app(message: Message, context: Context) -> Message:
+        climbs = context.node_config["partition-id"] in range(4) and "fedhyper.climb" in message.content["config"]
+        if climbs:
+            message.content["config"]["lr"] = 0.316228
+        reply = honest(message, context)
+        reply.content["metrics"].update({"fedhyper.lr": 0.316228} if climbs else {})
+        return reply
+
+    for order in range(4):
+        grid = LocalGrid(app, 10, shuffle=order)  # type: ignore[arg-type]
+        strategy = FedHyper(FedAvg(fraction_evaluate=0.0), seed=0)
+        strategy.start(grid, arrays(w=np.zeros(10, np.float32)), num_rounds=10)
+        assert 0.03 < strategy.state.local_lr < 10
+
+
+@pytest.mark.parametrize("lie", [1e9, 1e-9, math.inf])
+def test_a_client_that_says_it_used_another_rate_than_those_tried_counts_for_the_one_it_was_sent(lie: float) -> None:
+    def says(reply: Message) -> Message:
+        reply.content["metrics"]["fedhyper.lr"] = lie
+        return reply
+
+    honest, _, _ = start(logistic_app(), clients=10)
+    strategy, _, _ = start(logistic_app(), clients=10, spoil={4: says})
+    assert strategy.state.plan == honest.state.plan
+
+
+def test_a_strategy_that_gives_up_on_the_few_replies_near_the_best_loses_a_step_and_not_the_rate() -> None:
+    strategy = FedHyper(Bulyan(num_malicious_nodes=1, fraction_evaluate=0.0), seed=0)
+    strategy.start(LocalGrid(logistic_app(), 20), arrays(w=np.zeros(10, np.float32)), num_rounds=8)
+    used = [row["clients_used"] for row in strategy.history]
+    assert used == [0, *[20] * 7]
+    assert 0.03 < strategy.state.local_lr < 10
 
 
 @pytest.mark.parametrize("reports", ["stock", "ours"])
@@ -260,6 +298,15 @@ def test_killed_in_the_middle_of_the_start_and_resumed_equals_never_stopped(tmp_
         result = again.start(LocalGrid(logistic_app(), 4, shuffle=dies_at), begin, num_rounds=15, resume=True)
         assert same_bits(result.arrays, reference.arrays)
         assert again.state.plan == whole.state.plan
+
+
+def test_one_client_that_says_nonsense_of_its_rate_takes_it_out_of_no_log() -> None:
+    def nan(reply: Message) -> Message:
+        reply.content["metrics"]["fedhyper.lr"] = math.nan
+        return reply
+
+    strategy, grid, _ = start(logistic_app(), clients=10, rounds=4, spoil={3: nan})
+    assert [row["local_lr"] for row in strategy.history[1:]] == [sent(grid)[t][0] for t in (2, 3, 4)]
 
 
 class Heard(logging.Handler):

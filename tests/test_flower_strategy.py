@@ -28,6 +28,7 @@ from flwr.serverapp.strategy import (
 from fedhyper import Auto, Decay, FedExP, FedHyperCL, FedHyperG, FedHyperSL, Pair
 from fedhyper.errors import TrainingStopped, UserError
 from fedhyper.flower import FedHyper
+from fedhyper.flower.losses import Losses
 from tests.flower_support import LocalGrid, NoStart, arrays, config, initial, numbers, quadratic_app, same_bits
 
 INNER: dict[str, Callable[[], Strategy]] = {
@@ -399,6 +400,24 @@ def test_that_all_replies_are_nonsense_lowers_autos_rate() -> None:
     assert strategy.state.local_lr < strategy.history[0]["local_lr"]
 
 
+def test_a_reply_refused_for_anything_else_says_nothing_about_the_rate() -> None:
+    def like(change: Any, rounds: int = 2) -> float:
+        def spoil(reply: Message) -> Message:
+            change(reply.content)
+            return reply
+
+        strategy = FedHyper(FedAvg(), "auto", local_lr=1e-4)
+        run(strategy, rounds=rounds, spoil=dict.fromkeys(range(6), spoil))
+        assert [row["clients_used"] for row in strategy.history] == [0] * rounds
+        return strategy.state.local_lr
+
+    assert like(lambda content: content["metrics"].update({"num-examples": 0})) == 1e-4
+    assert like(lambda content: content["metrics"].update({"fedhyper.round": 7})) == 1e-4
+    assert like(lambda content: content["arrays"].pop("fc.weight")) == 1e-4
+    wide = Array(np.full((2, 4), 1e200))
+    assert like(lambda content: content["arrays"].update({"fc.weight": wide})) < 1e-4
+
+
 def test_what_ends_a_run_without_replies_names_the_nodes_errors() -> None:
     with pytest.raises(TrainingStopped, match=r"3 rounds in a row \(node \d+: the node\?has left; node"):
         run(FedHyper(FedAvg(), patience=3), rounds=9, spoil=dict.fromkeys(range(6), failed))
@@ -430,6 +449,18 @@ def test_a_step_that_overflows_the_models_type_is_not_made() -> None:
     result = strategy.start(LocalGrid(app, 2), start, num_rounds=2)
     assert (numbers(result.arrays)["w"] == 40000).all()
     assert [row["clients_used"] for row in strategy.history] == [0, 0]
+
+
+@pytest.mark.parametrize("vote", ["fedhyper.vote", "fedhyper.votes"])
+def test_where_most_clients_climbed_the_mean_over_the_steps_is_the_loss(vote: str) -> None:
+    row = {"fedhyper.loss": 2.0, "fedhyper.train-loss": 1.0}
+    assert Losses().values([row] * 3) == (2.0,) * 3
+    assert Losses().values([row | {vote: 1}, row, row]) == (2.0,) * 3
+    climbed = Losses()
+    assert climbed.values([row | {vote: 1}, row | {vote: 1}, row]) == (1.0,) * 3
+    assert climbed.values([row]) == (1.0,)  # and stays it
+    assert Losses("fedhyper.loss").values([row | {vote: 1}]) == (2.0,)
+    assert Losses().values([{"fedhyper.loss": 2.0, vote: 1}]) == (2.0,)
 
 
 @pytest.mark.parametrize("reporting", [1, 2, 3])

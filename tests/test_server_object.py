@@ -26,6 +26,15 @@ def test_clients_updates_and_their_mean_are_the_same_round() -> None:
     assert (one.local_lr, one.global_lr, one.round) == (0.1, 1.0, 1)
 
 
+@pytest.mark.parametrize("loss", [np.float32(0.5), np.array(0.5), torch.tensor(0.5)])
+def test_a_mean_loss_may_be_any_number(loss: Any) -> None:
+    for update in (np.ones(2), [np.ones(2)] * 3):
+        plain, other = Server(np.zeros(2)), Server(np.zeros(2))
+        plain.step(update, loss=0.5)
+        other.step(update, loss=loss)
+        assert other.state.plan == plain.state.plan
+
+
 def test_examples_weigh() -> None:
     server = Server(np.zeros(1), fedavg())
     server.step([np.array([1.0]), np.array([4.0])], examples=[2, 1])
@@ -41,6 +50,13 @@ def test_an_update_that_is_not_finite_is_left_out() -> None:
     assert server.step([]).action == "idle"
     assert server.weights == -1.0
     assert server.round == 4
+
+
+def test_a_client_without_examples_says_nothing_about_the_rate() -> None:
+    server = Server(np.zeros(1))
+    assert server.step([np.ones(1)], loss=[1.0], examples=[0]).action == "idle"
+    assert server.local_lr == 0.01
+    assert server.step([np.full(1, math.nan)], loss=[1.0], examples=[0]).local_lr < 0.01
 
 
 @pytest.mark.parametrize("form", ["numpy", "torch", "list", "dict"])
@@ -173,6 +189,21 @@ def test_a_client_that_does_not_answer_while_rates_are_tried_leaves_a_gap() -> N
     assert whole.local_lr > 0.03
     for gone in range(10):
         assert tried(gone).local_lr == pytest.approx(whole.local_lr, rel=9)
+
+
+@pytest.mark.parametrize("telling", [0, 4])
+def test_where_half_of_the_clients_or_more_say_no_training_loss_those_at_the_lowest_rates_are_used(
+    telling: int,
+) -> None:
+    server = Server(np.zeros(1))
+    rates = server.rates(9)
+    updates: list[Any] = [np.full(1, rate) for rate in rates]
+    lowest = sorted(rates)
+    updates[rates.index(lowest[0])] = np.full(1, math.nan)
+    said = [0.5 if i < telling else None for i in range(9)]
+    assert server.step(updates, loss=[1.0] * 9, train_loss=said).action == "step"
+    assert -lowest[3] <= server.weights[0] < 0.0
+    assert server.local_lr == 0.01  # the hint
 
 
 def test_a_call_that_is_refused_can_be_made_again() -> None:

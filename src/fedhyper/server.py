@@ -118,6 +118,8 @@ class Server:
         sq_norm     with a mean: the mean of the clients' |before − after|², if you know it
         statistics  each client's statistics after it trained, or their mean; None: they stay what they were
         """
+        if getattr(loss, "ndim", None) == 0:  # a mean as NumPy and torch have it
+            loss = float(loss)  # type: ignore[arg-type]
         if update is None:
             report = RoundReport()
         elif not self._is_list_of_clients(update):
@@ -148,8 +150,12 @@ class Server:
         if rungs and n != len(rungs):
             raise ValueError(f"{n} updates for the {len(rungs)} clients of rates(); put None where one did not answer")
         near, last = list(range(n)), self.rounds > 0 and self.round + 1 >= self.rounds // PART
-        told = [i for i in near if rungs and updates[i] is not None and mean[i] is not None]
-        if ladder is not None and told:
+        answered = [i for i in near if rungs and updates[i] is not None]
+        told = [i for i in answered if mean[i] is not None]
+        if 2 * len(told) <= len(answered):  # nobody can tell: those who moved least, as in Flower
+            finite = [i for i in answered if all_finite(updates[i])]
+            near = sorted(finite, key=lambda i: rungs[i])[: 3 if len(finite) > 2 else 1] if rungs else near
+        elif ladder is not None:
             tried = [rungs[i] for i in told]
             gains = gains_of(tried, [mean[i] for i in told], [first[i] for i in told], self.state.plan.first)  # type: ignore[misc]
             votes, known = tuple(zip(tried, gains, strict=True)), self.state.plan.tried
@@ -216,8 +222,8 @@ def summed_up(
     squares = {i: _square(updates[i]) for i in came}
     drifts = {i: 0.0 if statistics is None else _square(plus(statistics[i], -1.0, before)) for i in came}
     usable = [i for i in came if shares[i] > 0 and squares[i] < math.inf and drifts[i] < math.inf]
-    answered = sum(update is not None for update in updates)
-    refused = 0 if rates is not None else answered - len(usable)  # rates tried out may well have been too high
+    endless = sum(squares[i] + drifts[i] == math.inf for i in came)
+    refused = 0 if rates is not None else endless  # rates tried out may well have been too high
     if not usable:
         return RoundReport(refused=refused)
     fair, measured = [shares[i] for i in usable], [squares[i] for i in usable]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median_low
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from fedhyper.automatic.ladder import LOWEST, Ladder
 from fedhyper.automatic.tries import LOST, Tries, gains_of, untold
 from fedhyper.flower.inner import nesting, stepping
-from fedhyper.flower.losses import Losses, first_number
+from fedhyper.flower.losses import Losses, first_number, used_lr
 from fedhyper.flower.nodes import Roster
 from fedhyper.flower.records.fair import alike, mean_sq_norm, weigh
 from fedhyper.flower.records.layout import Arrays, Layout, Opened, views
@@ -101,6 +101,7 @@ class Aggregator:
         believed, rejected = sift(answers, expected, before, directions=self._caps)
         believed = answered = roster.in_order(believed)
         heard: list[Mapping[str, Any]] = [reply.metrics for reply in believed]
+        expected = replace(expected, rungs=self._as_used(believed, expected.rungs))
         climbers = self._climbers(believed) if expected.climbs and not self.aggregate_only else []
         unheard = not climbers and self._unheard(believed, expected.rungs)
         votes: tuple[tuple[int, float], ...] | None = None
@@ -117,9 +118,9 @@ class Aggregator:
         if trying and self.losses.key != LOSS:  # these trained, at rates of their own: only who hardly moved can say
             losses = () if expected.tried else self._of_the_lowest(expected.rungs, answered)
         told = RoundReport(losses=losses, votes=votes, enough=expected.enough) if trying else None
-        nothing = Aggregate(
-            told or RoundReport(refused=len(rejected)), believed, rejected, memory, unheard=unheard, untold=is_untold
-        )
+        refused = sum(one.diverged for one in rejected)
+        report = told or RoundReport(refused=refused)
+        nothing = Aggregate(report, believed, rejected, memory, unheard=unheard, untold=is_untold)
         if told is not None and self._waits(expected, votes or ()):
             known = [loss for loss in losses if math.isfinite(loss)]
             return nothing._replace(believed=[], train_loss=fmean(known) if known else None)
@@ -150,10 +151,10 @@ class Aggregator:
         metrics, counted = self._counted(metrics, len(believed), expected)
         nothing = nothing._replace(metrics=metrics)
         if record is None:  # it gave up, which is nobody's nonsense
-            return nothing._replace(report=RoundReport())
+            return nothing._replace(report=told or RoundReport())  # what rates did is known all the same
         after = raw if plain else views(record)
         if not plain and not layout.accepts(after):
-            return nothing._replace(report=RoundReport(refused=len(believed) + len(rejected)))
+            return nothing._replace(report=RoundReport(refused=len(believed) + refused))
 
         if self.aggregate_only:
             averaged = dict(metrics or {})
@@ -178,7 +179,7 @@ class Aggregator:
             losses=losses,
             sq_norm=self._sq_norm(believed, heard[0]),
             statistics=statistics or None,
-            refused=len(rejected),
+            refused=refused,
             votes=votes if counted is None else counted,
             climbed=bool(climbers) or is_untold or counted is not None,
             aggregate=None if steps else trained,
@@ -215,6 +216,15 @@ class Aggregator:
         # what they gained is not told; votes that nobody asked for any more are not counted
         votes = tuple((rung, 0.0) for rung in self.ladder.counted(shares, clients))
         return others, votes if expected.climbs else None
+
+    def _as_used(self, believed: list[NodeReply], rungs: Mapping[int, int]) -> Mapping[int, int]:
+        """The rungs that clients trained at: where one says that it used another rate than it was sent, as one does
+        that climbed, its own, if it lies between those that were sent. A liar's far beyond would have no neighbours."""
+        if self.ladder is None or not rungs:
+            return rungs
+        low, high = min(rungs.values()), max(rungs.values())
+        said = {reply.node: self.ladder.rung(rate) for reply in believed if (rate := used_lr(reply.metrics))}
+        return {node: said[node] if low <= said.get(node, low - 1) <= high else rung for node, rung in rungs.items()}
 
     def _near_the_best(
         self, believed: list[NodeReply], rejected: list[Refusal], expected: Expected

@@ -1,25 +1,39 @@
 """The last good weights without a model of memory: most of the time they are the last step undone.
 
-    good = now + step           within a rounding of what they were
+    good = now + step           to a rounding of the longer of the two
 
 A server waits with its state in memory while clients train, and writes it into every checkpoint. Where the last good
-weights are those before the newest step, and the step is held anyway, ``good`` has the number 0 for its weights.
+weights are those before the newest step, and the step is held anyway, ``good`` has the number 0 for its weights. Not
+after a step so long that they would be lost in its rounding: that is the one which is undone.
 """
 
 from __future__ import annotations
 
-from fedhyper.arrays import each
+import numpy as np
+
+from fedhyper.arrays import Array, each
 from fedhyper.averages import Model
 from fedhyper.loop import LoopState
+
+_OFF = 1e-3  # of an array's largest weight: how far off its weights may come back
 
 
 def fold(state: LoopState, old: LoopState) -> LoopState:
     """``state`` without the weights of ``good``, if these are the ones before its last step, which came after ``old``
     and was not multiplied with a rate."""
     held = state.good is old.now and isinstance(state.before, dict)
-    if not held or any(state.before[k].dtype != w.dtype for k, w in old.now.weights.items()):
-        return state
-    return state._replace(good=Model(0.0, old.now.statistics))
+    if held and all(_comes_back(w, state.before[key]) for key, w in old.now.weights.items()):
+        return state._replace(good=Model(0.0, old.now.statistics))
+    return state
+
+
+def _comes_back(weights: Array, step: Array) -> bool:
+    same = bool(step.dtype == weights.dtype)
+    return same and float(np.finfo(step.dtype).eps) * _largest(step) <= _OFF * _largest(weights)
+
+
+def _largest(array: Array) -> float:
+    return max(float(array.max(initial=0)), -float(array.min(initial=0)))  # abs() makes a second array
 
 
 def is_folded(state: LoopState) -> bool:

@@ -1,11 +1,12 @@
-"""What clients report of their training: which metric is the loss, and what it says."""
+"""What clients report of their training: which metric is the loss, what it says, and the rate that was used."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedhyper.flower.wire import LOSS, MEAN_LOSS
+from fedhyper.flower.wire import LOSS, MEAN_LOSS, USED_LR, VOTE, VOTES
 
 # A client's loss at the weights that were sent, over all its data, is the newest word on those weights. A stock client
 # reports its mean training loss; that sees a bad rate a round earlier and bad weights nearly as well.
@@ -29,11 +30,19 @@ def first_number(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
     return next((float(row[key]) for key in keys if isinstance(row.get(key), (int, float))), None)
 
 
+def used_lr(row: Mapping[str, Any]) -> float | None:
+    """The local rate that a client says it used; None: it says none, or none that can be."""
+    said = first_number(row, (USED_LR,))
+    return said if said is not None and 0 < said < math.inf else None
+
+
 class Losses:
     """The clients' losses, none in a round in which nobody reports one. ``given``: the metric, if the app names it.
 
     Which metric is the loss is found out in the first round in which more than half of the clients report one of
-    ``KEYS``, the first of these that they do; from then on it is that one. A round without says nothing about damage:
+    ``KEYS``, the first of these that they do; from then on it is that one. Where most of them climbed that is the mean
+    over the steps before any other: at the best of several rates it shows from the first round on what a round gains,
+    and a loss before training has not fallen yet when the first step does damage. A round without says nothing of it:
     clients that never report a loss leave a schedule that reads it without a brake (see docs/flower.md).
     """
 
@@ -49,6 +58,8 @@ class Losses:
         """Those of the clients that report it; one row, where only their average is to be seen."""
         if self.key is None:
             counts = {key: sum(isinstance(row.get(key), (int, float)) for row in rows) for key in KEYS}
-            self.key = next((key for key, count in counts.items() if 2 * count > len(rows)), None)
+            climbed = 2 * sum(VOTE in row or VOTES in row for row in rows) > len(rows)
+            order = (MEAN_LOSS, *KEYS) if climbed else KEYS
+            self.key = next((key for key in order if 2 * counts[key] > len(rows)), None)
         values = [row.get(self.key or "") for row in rows]
         return tuple(float(value) for value in values if isinstance(value, (int, float)))

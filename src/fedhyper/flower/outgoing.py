@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedhyper.automatic.ladder import Ladder
 from fedhyper.automatic.tries import Tries
 from fedhyper.flower.aggregate import Aggregate
-from fedhyper.flower.losses import first_number
+from fedhyper.flower.losses import used_lr
 from fedhyper.flower.records.layout import Arrays
-from fedhyper.flower.wire import BINNED, CLIENT, CLIMB, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR, USED_LR
+from fedhyper.flower.wire import BINNED, CLIENT, CLIMB, DELTA, DELTA_NAMES, DELTA_TYPE, LOCAL_LR
 from fedhyper.loop import LoopState
 from fedhyper.schedulers import FedHyperCL
 
@@ -113,7 +113,7 @@ def rates_used(
         return [ladder.rate(rung) for rung in sorted(rungs.values())]
     found = []
     for reply in made.believed:
-        said = first_number(reply.metrics, (USED_LR,))
+        said = used_lr(reply.metrics)
         tried = ladder.rate(rungs[reply.node]) if ladder is not None and reply.node in rungs else sent
         found += [said] if said is not None else [tried] if heard else []
     return found if len(set(found)) > 1 else found[:1] or [sent if heard else math.nan]

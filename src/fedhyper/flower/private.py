@@ -174,9 +174,11 @@ class PrivateAggregator:
 
     def _votes(self, believed: list[NodeReply], server_round: int) -> tuple[tuple[int, float], ...] | None:
         """What most voted for, as often as voices are needed; None: these clients cannot try rates out, and are not
-        asked again (whether they can is a property of the app)."""
+        asked again (whether they can is a property of the app); (): nobody came, or all drowned in noise."""
         ladder = self.through.ladder
         rungs = [vote for reply in believed if isinstance(vote := reply.metrics.get(VOTE), int)]
+        if not believed:
+            return ()
         if ladder is None or 2 * len(rungs) <= len(believed):
             return None
         normal = self.terms.numbers("votes", server_round).standard_normal(RUNGS).tolist()

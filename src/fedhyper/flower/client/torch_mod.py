@@ -86,7 +86,7 @@ def climbing_mod(message: Message, context: Context, call_next: Call) -> Message
     start = ladder.start(*_moved(message, first)) if first is not None else ladder.rung(TRIED)
     kept_state = context.state
     while (rung := ladder.next(scores, start)) is not None:
-        reply, score = attempt(ladder.rate(rung)) if ladder.rate(rung) <= _HIGHEST else (None, math.inf)
+        reply, score = attempt(ladder.rate(rung)) if rung <= ladder.rung(_HIGHEST) else (None, math.inf)
         if reply is not None and (best is None or score < min(scores.values(), default=math.inf)):
             best, kept_state = reply, context.state
         scores[rung] = score

@@ -20,6 +20,7 @@ from fedhyper.flower.wire import PREFIX, ROUND, SERVER_ROUND, without_ours
 
 _MOST_EXAMPLES = 2**53  # beyond it a float no longer counts one by one, and nobody has them
 _ECHOES = (ROUND, SERVER_ROUND)
+_TOO_WIDE = "do not fit into float"  # the layout's words
 _ENDLESS, _TOO_LONG = "non-finite numbers in array", "an update too long to be measured"
 
 Metric = int | float | list[int] | list[float]
@@ -57,7 +58,7 @@ class Refusal(NamedTuple):
     @property
     def diverged(self) -> bool:
         """Whether it is for what a rate that is too high makes of an honest client's numbers."""
-        return self.reason.startswith((_ENDLESS, _TOO_LONG))
+        return self.reason.startswith((_ENDLESS, _TOO_LONG)) or _TOO_WIDE in self.reason
 
 
 @dataclass(frozen=True)

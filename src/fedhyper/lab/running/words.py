@@ -89,7 +89,7 @@ def remarks(record: Record) -> str:
     if record["rollback"]:
         parts.append("rolled back")
     if "start_failed" in record:
-        parts.append("no rate found: none made a difference to clients")
+        parts.append("no rate found")
     if "epsilon" in record:
         parts.append(f"ε {number(record['epsilon'])}")
     return f"  [{'; '.join(parts)}]" if parts else ""
