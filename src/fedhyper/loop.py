@@ -35,8 +35,9 @@ class RoundReport(NamedTuple):
                 that is not finite counts as a very high one
     sq_norm     Σ p_m |Δ_m|². None: |Δ|², which it cannot be below, stands for it
     statistics  the clients' mean of what is averaged and never stepped. None: it stays what it was
-    refused     replies that came but could not be believed. None of them usable says that the rate was too high;
-                nobody answering (0) says nothing
+    refused     replies that could not be believed because their numbers were not finite, as a rate that is too high
+                makes them. Where no update is usable, any of them says that; a reply that was refused for anything
+                else, and nobody answering (0), say nothing
     votes       (rung, what was gained) of each client that tried rates out. None: the host cannot let them
     climbed     whether each of them tried several rates by itself; otherwise one each, which tells less. Without votes:
                 whether the rate that was given is to be kept to within a rung
@@ -209,7 +210,7 @@ class ServerLoop:
         return _decided(back, "rollback", forget=True)
 
     def _idle(self, state: LoopState, *, refused: bool, refuted: bool = False) -> tuple[LoopState, Decision]:
-        """Without a usable update the weights stay; that every reply was nonsense is news for the plan.
+        """Without a usable update the weights stay; that replies were not finite is news for the plan.
 
         In two rounds in a row it says that the weights are a wreck, from which every client diverges: back to the good
         ones. Not in one: where one client trains in a round that would be this client's to decide.

@@ -235,7 +235,7 @@ class Auto:
         return still and (h > LINEAR or (not old.votes and len(damage.heard) >= self.voices))
 
     def nonsense(self, state: PlanState) -> PlanState:
-        """Every reply was refused: clients diverge. As damage, and they climb no more."""
+        """No update was usable, and some were not finite: clients diverge. As damage, and they climb no more."""
         return self._cut(state, state.memory._replace(phase="follow"))
 
     def _cut(self, state: PlanState, memory: AutoState) -> PlanState:

@@ -30,7 +30,7 @@ class RoundRecord(TypedDict):
     reject_reasons: dict[str, int]  # reason → how many replies
     rollback: bool  # whether the weights went back to the last good ones
     start_trials: NotRequired[int]  # local rounds beyond one a client, in a round whose clients tried rates out
-    start_failed: NotRequired[bool]  # True: none of these rates made a difference that could be told
+    start_failed: NotRequired[bool]  # True: no rate found, for none made a difference that could be told
     validation_accuracy: NotRequired[float | None]  # on what the server holds out; None: not evaluated
     epsilon: NotRequired[float | None]  # ε(δ) spent so far, in a private run; None: none holds
     client_accuracy: NotRequired[list[float]]  # on each client's own data, in client order
