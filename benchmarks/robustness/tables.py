@@ -47,7 +47,8 @@ def _against_oracle(rows: Rows) -> str:
         if row is None:
             lines.append([setting.name, "not run"])
             continue
-        rounds = ", ".join("–" if t is None else f"{t:.0f}" for t in row.rounds)
+        # the curves of runs with a setting changed are not kept
+        rounds = "" if setting.defended else ", ".join("–" if t is None else f"{t:.0f}" for t in row.rounds)
         oracle = f"{fmean(row.theirs):.1f}: {row.rival}"
         apart = f"{row.difference:+.1f}"
         lines.append([setting.name, oracle, _seeds(row.theirs), _seeds(row.ours), apart, rounds, _verdict(row)])
