@@ -121,6 +121,7 @@ def test_python_m_fedhyper() -> None:
         (["new", ""], "NAME = '' is not the name of a file"),
         (["new", "."], "NAME = '.' is not the name of a file"),
         (["run", "{}", "--rounds", "3"], "no such option: --rounds; did you mean 'rounds=3'?"),
+        (["run", "{}", "--rounds", "--quiet"], "no such option: --rounds; did you mean 'rounds=VALUE'?"),
         (["sweep", "{}", "--seed=0..2"], "no such option: --seed; did you mean 'seed=0..2'?"),
         (["run", "{}", "kind=iid"], "command line: key 'kind' is not known; did you mean 'partition.kind'?"),
         (["run", "{}", "Partition.Kind=iid"], "command line: key 'Partition' is not known; did you mean 'partition'?"),

@@ -289,6 +289,15 @@ def test_a_model_and_a_task_that_do_not_go_together_are_refused_in_one_line(what
     assert model.training
 
 
+def test_a_model_of_doubles_fits_its_task() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
+    simulation = make_simulation("fedavg", model=model, engine="sequential", dtype=torch.float64, local_lr=0.1)
+    assert run(simulation, 1)[0]["accuracy"] is not None
+
+
 def test_targets_of_an_unknown_kind_are_refused() -> None:
     from fedhyper.sim.data.objectives import CLASSES
 

@@ -309,6 +309,28 @@ def test_one_client_that_says_nonsense_of_its_rate_takes_it_out_of_no_log() -> N
     assert [row["local_lr"] for row in strategy.history[1:]] == [sent(grid)[t][0] for t in (2, 3, 4)]
 
 
+def test_that_clients_use_a_rate_of_their_own_is_known_after_a_resume(tmp_path: Path) -> None:
+    """One that says so is logged; that the others do not hear stays known."""
+
+    def says(reply: Message) -> Message:
+        reply.content["metrics"]["fedhyper.lr"] = 0.05
+        return reply
+
+    def make(path: Path | None) -> FedHyper:
+        return FedHyper(FedAvg(fraction_evaluate=0.0), seed=4, checkpoint=path)
+
+    def grid() -> LocalGrid:
+        return LocalGrid(logistic_app(deaf=True), 10, spoil={3: says})
+
+    begin, path = arrays(w=np.zeros(10, np.float32)), tmp_path / "run.ckpt"
+    whole = make(None)
+    whole.start(grid(), begin, num_rounds=4)
+    make(path).start(grid(), begin, num_rounds=1)
+    again = make(path)
+    again.start(grid(), begin, num_rounds=4, resume=True)
+    assert [row["local_lr"] for row in again.history] == [row["local_lr"] for row in whole.history]
+
+
 class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -216,6 +216,10 @@ def test_nonsense_from_everybody_twice_in_a_row_leads_back() -> None:
     stayed, asked = loop.update(once, RoundReport(refused=1, refuted=True))
     assert (asked.action, stayed.now) == ("idle", wrecked.now)
     assert loop.update(twice, RoundReport(refused=1))[1].action == "idle"  # there is nowhere else to go
+    fresh = twice._replace(now=Model(twice.now.weights, twice.now.statistics))  # as after a resume, or on another host
+    assert loop.update(fresh, RoundReport(refused=1))[1].action == "idle"
+    empty, _ = loop.update(wrecked, RoundReport())
+    assert loop.update(empty, RoundReport(refused=1))[1].action == "idle"  # the first of its kind
     assert loop.update(twice, RoundReport(vector(0.5)))[0].idle == 0
 
 

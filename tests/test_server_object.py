@@ -206,6 +206,16 @@ def test_where_half_of_the_clients_or_more_say_no_training_loss_those_at_the_low
     assert server.local_lr == 0.01  # the hint
 
 
+def test_where_all_diverge_and_nobody_says_a_training_loss_the_rate_falls() -> None:
+    server, rates = Server(np.zeros(1)), []
+    for _ in range(3):
+        n = len(server.rates(4))
+        server.step([np.full(1, math.nan)] * n, loss=[1.0] * n)
+        rates.append(server.local_lr)
+    assert rates[0] == pytest.approx(10**-2.5)
+    assert rates[-1] < rates[0]
+
+
 def test_a_call_that_is_refused_can_be_made_again() -> None:
     server = Server(np.zeros(1))
     server.rates(3)

@@ -1,4 +1,4 @@
-"""What is measured: the seven axes, the five settings that the first form of the rule was held against, and what the
+"""What is measured: the axes, the five settings that the first form of the rule was held against, and what the
 defence against hostile clients costs."""
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from fedhyper.arrays import Array, elementwise, in_pieces, is_number, isfinite, 
 NORM_CAP = 3.0  # medians: what it costs clean runs, and what it keeps from hostile ones, is in docs/security.md
 AGAINST = 0.2  # of the way the others make together: what one client may cost them
 WEIGHT_CAP = 10.0  # medians: about Dirichlet 0.1's largest client; who claims more and hardly moves holds the rest back
+ENDLESS = "non-finite"  # why an update is refused that a rate which is too high makes of an honest client's
 _ROUNDING = 1e-3  # of a client's own square: who is alone in moving opposes nobody by more
 
 
@@ -52,7 +53,7 @@ def reject_reason(delta: Array, like: Array, examples: object) -> str | None:
     if tuple(delta.shape) != tuple(like.shape):
         return f"shape {tuple(delta.shape)}, expected {tuple(like.shape)}"
     if not all_finite(delta):
-        return "non-finite"
+        return ENDLESS
     return None
 
 

@@ -178,7 +178,7 @@ class ServerLoop:
         else:
             weights = plus(state.now.weights, -rate, direction)
         if not all_finite(weights):
-            return self._idle(state, refused=True)
+            return self._idle(state, refused=True, refuted=report.refuted)
         now = Model(weights, state.now.statistics if report.statistics is None else report.statistics)
         averaged = state.averaged + 1
         new = LoopState(
@@ -217,7 +217,7 @@ class ServerLoop:
         """
         plan = self.plan.nonsense(state.plan) if refused else state.plan
         forget = refused and plan.verdict == "damaged"
-        if forget and state.idle and state.now is not state.good and not refuted:
+        if forget and state.plan.verdict == "damaged" and state.averaged and not refuted:  # and not only just returned
             back, decision = self._back(state, plan)
             return back._replace(idle=state.idle + 1), decision
         moments, before = (self.steps_with.init(), 0.0) if forget else (state.moments, state.before)

@@ -133,7 +133,7 @@ class Plan(Protocol):
         """``global_lr`` is for this round's step, ``local_lr`` for the clients' next round."""
 
     def nonsense(self, state: PlanState) -> PlanState:
-        """The state after a round in which every reply had to be refused."""
+        """The state after a round in which no update was usable, and some were not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,7 +154,7 @@ class Server:
         told = [i for i in answered if mean[i] is not None]
         if 2 * len(told) <= len(answered):  # nobody can tell: those who moved least, as in Flower
             finite = [i for i in answered if all_finite(updates[i])]
-            near = sorted(finite, key=lambda i: rungs[i])[: 3 if len(finite) > 2 else 1] if rungs else near
+            near = sorted(finite, key=lambda i: rungs[i])[: 3 if len(finite) > 2 else 1] or answered if rungs else near
         elif ladder is not None:
             tried = [rungs[i] for i in told]
             gains = gains_of(tried, [mean[i] for i in told], [first[i] for i in told], self.state.plan.first)  # type: ignore[misc]

@@ -241,14 +241,14 @@ class Auto:
     def _cut(self, state: PlanState, memory: AutoState) -> PlanState:
         """A rung less, which comes back by 1/(t + voices) a round, the second time half as fast."""
         cuts = min(memory.cuts + 1, MOST_CUTS)
-        c, shape = min(memory.c, 0.0), memory.shape._replace(lift=0)  # what has fallen stays so: a rung less is less
+        c, shape = min(memory.c, 0.0), memory.shape._replace(lift=0)  # it goes on falling: a rung less is less
         memory = memory._replace(t=memory.t + 1, c=c, cuts=cuts, times=memory.times + 1, shape=shape)
         return PlanState(1.0, self._rate(memory), "damaged", math.nan, memory, climbs=memory.phase == "start")
 
     @property
     def _gain(self) -> float:
         """Of the logarithm: a rate that is a wider rung off has further to go."""
-        return self.gain * math.log(self.ratio) / math.log(10**0.5)
+        return self.gain * (math.log(self.ratio) / math.log(10**0.5))
 
     def _rate(self, memory: AutoState) -> float:
         below = memory.cuts + memory.shape.fallen(memory.t)

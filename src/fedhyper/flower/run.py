@@ -67,6 +67,7 @@ class Run:
         self._undoable = own_steps and self.loop.optimizer is None  # the last step is held, and is what was subtracted
         model = self.layout.model(views(arrays))
         self.state: LoopState = self.loop.init(model.weights, model.statistics)
+        self.heard = True  # as far as is known, clients use the rate that they are sent
         self.offset = 0  # rounds that an earlier life of this run has done: Flower counts from 1 in each
         self._mean: tuple[Model, ArrayRecord] | None = None
         stepping.remember(strategy, {})
@@ -120,17 +121,17 @@ class Run:
 
     def decide(self, made: Aggregate) -> Decision:
         """Let the server loop act on a round. The inner strategy's memory goes back with the weights, or is lost."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            state, decision = self.loop.update(self.state, made.report)
-        state = last_good.carried(state, self.state)
-        record = None
-        if decision.action != "idle":
+        record, too_long = None, RoundReport(refused=len(made.believed) + len(made.rejected))
+        for report in (made.report, too_long):  # the second: a step that is finite, but not in the model's own type
+            with np.errstate(over="ignore", invalid="ignore"):
+                state, decision = self.loop.update(self.state, report)
+            state = last_good.carried(state, self.state)
+            if decision.action == "idle":
+                break
             counters = made.counters if decision.action == "step" else self.counters
             record = self.layout.packed(state.now, counters, made.came)
-            if record is None:  # finite, but not in the model's own type
-                refused = len(made.believed) + len(made.rejected)
-                state, decision = self.loop.update(self.state, RoundReport(refused=refused))
-                state = last_good.carried(state, self.state)
+            if record is not None:
+                break
         if self._undoable and decision.action == "step" and decision.global_lr == 1:
             state = last_good.fold(state, self.state)
         self.state = state

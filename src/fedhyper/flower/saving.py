@@ -50,6 +50,7 @@ class Saver:
             "counters": to_plain(run.counters, tensors, "counters"),
             "memory": to_plain(stepping.memory(run.strategy), tensors, "memory"),
             "loss_key": run.losses.key,
+            "heard": run.heard,
             "private": None if run.private is None else list(run.private.spent),
             "history": list(history),
         }
@@ -103,6 +104,7 @@ class Saver:
                 raise ValueError("its arrays are not the model's")
             run.layout.fit(views(record))
             memory, run.losses.key = from_plain(values["memory"], tensors), values["loss_key"]
+            run.heard = values["heard"]
             history = list(values["history"])
             if run.private is not None:
                 run.private.resume(values["private"], lost=self.every)

@@ -178,7 +178,6 @@ class FedHyper(Strategy):
         self.rejected, self._asked, self._rungs = [], set[int](), dict[int, int]()
         self._given: ArrayRecord | None = None  # the mean that a loop of the inner strategy's own was given
         self._loop_is_theirs, self._climbs, self._warned = False, False, set[str]()
-        self._heard = True  # as far as is known, clients use the rate that they are sent
         self._rounds, self._few = None, None  # type: int | None, str | None  # known inside start(); a word of warning
         return run
 
@@ -272,9 +271,9 @@ class FedHyper(Strategy):
         decision, self.rejected = run.decide(made), made.rejected
         compared = before.round > 0 and "delta" in run.plan.requires
         measured = {"hypergrad": decision.hypergrad if compared else None, **lengths(run.state.plan, run.plan.compares)}
-        self._heard = self._heard and not made.unheard
+        run.heard = run.heard and not made.unheard
         waits = decision.action == "idle" and made.report.votes is not None  # while clients go on trying rates out
-        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr, heard=self._heard, waits=waits)
+        rates = rates_used(made, run.plan.ladder, self._rungs, before.local_lr, heard=run.heard, waits=waits)
         spent = {} if run.private is None else run.private.tell(server_round)
         record = self._records.add(server_round, rates, made, decision, measured, spent)
         trying = self._rungs and (made.believed or waits) and not (made.report.climbed or made.unheard)
@@ -333,7 +332,6 @@ class FedHyper(Strategy):
             if not resume:
                 raise UserError(f"checkpoint {self.checkpoint} exists; go on with start(resume=True), or delete it")
             history = self._saver.resume(run)
-            self._heard = all(row["local_lr"] is not None for row in history)
             _log.info("fedhyper: going on after round %d from %s", run.offset, self.checkpoint)
         local_lr = run.plan.init().local_lr if self.local_lr is None else self.local_lr
         settings = {"rounds": num_rounds, "local_lr": local_lr, "global_lr": self.global_lr, "seed": self.seed}

@@ -99,18 +99,18 @@ class FedHyper(FedAvg):  # type: ignore[misc]  # NVFlare has no types
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
         """One round of the server loop; NVFlare's mean, ``aggr_result``, gives the metrics alone."""
         sent, state = model.params, self.server.state
-        replies = [self.aggregator.models.get(name) for name in self._asked]  # None: it did not answer
+        came = [self.aggregator.models.get(name) for name in self._asked]
+        read_in = [None if reply is None else read(reply, sent) for reply in came]
+        # None: it did not answer, or with another layout, which says nothing of rates
+        replies = [reply if arrays is not None else None for reply, arrays in zip(came, read_in, strict=True)]
         updates, statistics, counters = list[Arrays | None](), list[Arrays | None](), list[Arrays]()
-        for reply in replies:
-            if reply is None:
+        for arrays in read_in:
+            if arrays is None:
                 updates.append(None)
                 statistics.append(None)
                 continue
-            arrays = read(reply, sent)
-            after = split(sent if arrays is None else arrays)
-            # what cannot be believed is counted as one that is not finite is
-            before = {n: a if arrays is not None else np.full_like(a, np.nan) for n, a in state.now.weights.items()}
-            updates.append({name: array - after[0][name] for name, array in before.items()})
+            after = split(arrays)
+            updates.append({name: array - after[0][name] for name, array in state.now.weights.items()})
             statistics.append(after[1])
             counters.append(after[2])
         decision = self.server.step(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhyper.arrays import inner
-from fedhyper.guard import all_finite, bounded, fair_weights, judging_weights, not_against, reject_reason
+from fedhyper.guard import ENDLESS, all_finite, bounded, fair_weights, judging_weights, not_against, reject_reason
 from fedhyper.loop import RoundReport
 from fedhyper.sim.engines.base import Reply, Sent
 from fedhyper.sim.robust import Kind, robust
@@ -81,15 +81,19 @@ class Aggregate:
     def report(self, votes: tuple[tuple[int, float], ...] | None = None) -> RoundReport:
         """What the server's loop reads of the round, once; Δ_t = Σ p_m Δ_m in float32."""
         if not self.used:
-            return RoundReport(refused=self.sent)
+            return RoundReport(refused=self._endless)
         if self.kind == "mean":
             delta, statistics = ((total / self._total).float() for total in self._sums)
         else:
             delta, statistics = robust(self.kind, [r.delta for r in self._kept], [r.buffers for r in self._kept])
         self._sums, self._kept = [], []  # a start keeps its rounds for a while
         sq_norm = self._mean(1, self.norm_cap**2 or math.inf) if "sq_norm" in self.requires else None
-        refused, climbed = self.sent - self.used, votes is not None
-        return RoundReport(delta, tuple(self._first), sq_norm, statistics, refused, votes, climbed)
+        climbed = votes is not None
+        return RoundReport(delta, tuple(self._first), sq_norm, statistics, self._endless, votes, climbed)
+
+    @property
+    def _endless(self) -> int:
+        return self.rejected[ENDLESS] + self.rejected[f"{ENDLESS} statistics"]
 
     @property
     def train_loss(self) -> float:
@@ -124,7 +128,7 @@ def refusal(reply: Reply, asked: Sent) -> str | None:
     ):
         if reason is None and theirs.shape != ours.shape:
             reason = f"{name} of shape {tuple(theirs.shape)}, expected {tuple(ours.shape)}"
-    return "non-finite statistics" if reason is None and not all_finite(reply.buffers) else reason
+    return f"{ENDLESS} statistics" if reason is None and not all_finite(reply.buffers) else reason
 
 
 def judged(replies: Iterator[Reply], asked: Sent, norm_cap: float) -> Iterator[Reply]:

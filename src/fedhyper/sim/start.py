@@ -333,7 +333,7 @@ def shaped(top: int, seen: Judged, rounds: int, enter: Callable[[int, Shape], En
 
 
 def _longer(top: int, _: int, shape: Shape, rounds: int) -> list[tuple[int, Shape]]:
-    longer = Shape(shape.lift + 1, shape.fall, rounds)
+    longer = Shape(shape.lift + 1, 0, rounds)
     rungs = range(max(top - 1, LOWEST), top + 1)
     return [(rung, longer) for rung in rungs if longer.lift <= 2 * HIGHEST]  # only so that it ends
 

@@ -71,7 +71,8 @@ def _override(error: Any, arguments: Sequence[str]) -> tuple[str, str] | None:
     at = next((i for i, argument in enumerate(arguments) if argument.partition("=")[0] == option), None)
     if key is None or at is None:
         return None
-    value = arguments[at].partition("=")[2] or "".join(arguments[at + 1 : at + 2]) or "VALUE"
+    following = next((word for word in arguments[at + 1 : at + 2] if not word.startswith("-")), "VALUE")
+    value = arguments[at].partition("=")[2] or following
     return option, f"{key}={value}"
 
 

@@ -160,12 +160,15 @@ def _one_a_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 def copies(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
     """Sentences on the runs that ``make_groups`` left out because another has their config and seed."""
-    counted = {(settings_key(run), as_label(run.config.get("seed"))): run for g in groups for run in g.runs}
-    left = [run for run in runs if not any(run is one for one in counted.values())]
+    every = [run for group in groups for run in group.runs]
+    counted = {id(run) for run in every}
+    twins = {(settings_key(run), as_label(run.config.get("seed"))): run for run in every}
     same: list[StoredRun] = []
     other: list[StoredRun] = []
-    for run in left:
-        twin = counted[settings_key(run), as_label(run.config.get("seed"))]
+    for run in runs:
+        if id(run) in counted:
+            continue
+        twin = twins[settings_key(run), as_label(run.config.get("seed"))]
         unlike = run.ended and twin.ended and run.weights and twin.weights and run.weights != twin.weights
         (other if unlike else same).append(run)
     found = []

@@ -22,6 +22,8 @@ def check_fit(model: nn.Module, task: Task) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("the model has nothing to train: every parameter is frozen; leave requires_grad on for some")
     x, y = task.test_x[:TRIED], task.test_y[:TRIED]
+    if x.is_floating_point():
+        x = x.to(next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype))
     training = [(module, module.training) for module in model.modules()]
     with torch.no_grad(), one_thread():
         outputs = model.eval()(x)
