@@ -99,7 +99,7 @@ def _missing(axes: dict[str, Axis], found: Found) -> str:
     parts = (
         ["Nothing."]
         if not rows
-        else [f"{len(rows)} rows. `make bench-robustness` goes on with them.", "\n".join(lines)]
+        else [f"{len(rows)} row{'s' * (len(rows) > 1)}. `make bench-robustness` goes on with them.", "\n".join(lines)]
     )
     return "\n\n".join(parts)
 
