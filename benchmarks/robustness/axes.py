@@ -243,8 +243,8 @@ AXES: dict[str, Axis] = {
         "Fashion-MNIST, 50 rounds, is met on six seeds; its first is late: "
         "FedAvgM is at 95 % after 16 and 26 rounds, fedhyper after 24 and 26. Tried there:\nrecency 7 (24, 26), "
         "momentum 0.9 (24, 26), gain 4 (22, 26), a ladder of fourth roots of 10 (18, 26; twice as many rates to try).\n"
-        "Fashion-MNIST, 3 rounds × 10 epochs: one seed of six ended a tenth under 95 % of the oracle's end (69.4) until "
-        "local rates could fall: 75.0.",
+        "Fashion-MNIST, 3 rounds × 10 epochs: one seed of six ended a tenth under 95 % of the oracle's end (69.4) "
+        "until local rates could fall: 75.0.",
     ),
     "defended": Axis(
         "As it comes: with the defence against hostile clients",
