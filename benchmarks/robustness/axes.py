@@ -247,7 +247,7 @@ AXES: dict[str, Axis] = {
         "until local rates could fall: 75.0.",
     ),
     "defended": Axis(
-        "As it comes: with the defence against hostile clients",
+        "With the default defence",
         "at most 1 point under the oracle, which has none",
         _as_it_comes(
             *(_digits(name, **changes) for name, changes in _SKEWS.items()),

@@ -11,7 +11,7 @@ it costs, `make bench-robustness ARGS=--smoke` takes a minute) from
 [benchmarks/oracle.json](../../benchmarks/oracle.json). Rule `{rule()}`, a digest of its source.
 
 - **fedhyper** is `method = "fedhyper"` with no setting changed, but for `norm_cap = 0`: the defence against hostile
-  clients is off, as it is for its rivals ([with it](#as-it-comes-with-the-defence-against-hostile-clients)). In the
+  clients is off, as it is for its rivals ([with it](#with-the-default-defence)). In the
   simulator it does not read its initial rate, so one start stands for all: the row *digits, MLP* was run from 1e-3,
   1e-6 and 100, and a test holds the bits equal.
 - **The oracle** is the better of FedAvg and FedAvgM (server momentum 0.9) at its best local rate, global rate and
