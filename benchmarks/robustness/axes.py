@@ -179,8 +179,8 @@ AXES: dict[str, Axis] = {
             _task("Shakespeare, transformer of 2 × 64, 50 rounds", SPEECH, model="transformer", rounds=50),
             _but(_task("SST-2, LoRA on a pretrained MiniLM, AdamW, 10 rounds", SST2), middle=0.003, seeds=SIX),
         ),
-        note="SST-2: seeds 22 to 24 were not run again when local rates of short runs could fall, for want of time. Of "
-        "the other three\ntwo are the same runs to the last digit, and one has a rate that falls: 82.2, as before.",
+        note="SST-2: seed 24 was not run again when local rates of short runs could fall, for want of time. Of the "
+        "other five four are\nthe same runs to the last digit, and one has a rate that falls: 82.2, as before.",
     ),
     "cohort": Axis(
         "Cohort",
